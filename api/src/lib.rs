@@ -20,9 +20,9 @@ pub const RATE_LIMIT_MBIT_S_MAX: u32 = 100_000;
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Direction {
-    /// What it sends, to the network and to other VMs.
+    /// Its frames, to the network and to other VMs.
     FromGuest,
-    /// What is sent to it.
+    /// Frames for it.
     ToGuest,
 }
 
@@ -30,7 +30,7 @@ pub enum Direction {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(tag = "what", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Change {
-    /// What the configuration file says now. Ports that a command added stay.
+    /// The present content of the configuration file. Ports that a command added stay.
     Reload {},
     /// A VM comes.
     AddVm {
@@ -65,18 +65,18 @@ pub enum Change {
     },
 }
 
-/// What a change does.
+/// The effects of a change.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Plan {
     /// A line for each step; none if everything is as it should be.
     pub steps: Vec<String>,
-    /// What only a restart can change; then nothing of the plan can be done.
+    /// Changes that only a restart can make; then nothing of the plan can be done.
     pub needs_restart: Vec<String>,
     /// It has been done.
     pub done: bool,
 }
 
-/// What a client can ask for.
+/// A client's requests.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(tag = "cmd", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
@@ -111,7 +111,7 @@ pub enum Request {
     Capture {
         /// Name of a VM or an uplink.
         port: String,
-        /// Only so many bytes of each frame; `None`: all.
+        /// At most so many bytes of each frame; `None`: all.
         #[serde(default)]
         snap_bytes: Option<u32>,
         /// Only frames of these.
@@ -146,12 +146,12 @@ pub enum Request {
     Change {
         /// How.
         change: Change,
-        /// Only to be told what would be done.
+        /// Only show the plan.
         #[serde(default)]
         dry_run: bool,
     },
-    /// No new promises for this VM: [`Reply::Done`]. [`VmStatus::owed_flows`] tells when all
-    /// are kept. `Offload` with `on` ends it.
+    /// No new promises for this VM: [`Reply::Done`]. All are kept when [`VmStatus::owed_flows`] is
+    /// 0. `Offload` with `on` ends it.
     Drain {
         /// Name of the VM.
         vm: String,
@@ -170,7 +170,7 @@ pub struct Only {
     pub port: Option<u16>,
 }
 
-/// What the daemon answers.
+/// The daemon's answers.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
@@ -190,9 +190,9 @@ pub enum Reply {
     Done {},
     /// It is not.
     Error {
-        /// What is wrong.
+        /// The error.
         what: String,
-        /// What to do about it.
+        /// Its fix.
         fix: String,
     },
 }
@@ -208,31 +208,31 @@ pub struct Status {
     pub uptime_s: u64,
     /// It was told to stop, and waits for its guests.
     pub stopping: bool,
-    /// Log lines that were not written: nobody took them, or one port had too many.
+    /// Log lines that were not written: standard error did not take them, or one port had too many.
     pub log_lines_lost: u64,
     /// Turns of the worker that took longer than a second.
     pub stalls: u64,
     /// System calls that were refused: the daemon makes none of them.
     pub refused_calls: u64,
-    /// The process that opens uplinks has ended: none comes any more, nor comes back.
+    /// The process that opens uplinks has ended: no uplink can be opened any more, or come back.
     #[serde(default)]
     pub broker_ended: bool,
     /// The way to guests' sockets on other hosts, if there is one.
     #[serde(default)]
     pub fabric: Option<Box<FabricStatus>>,
-    /// Who is where: what there is to say of the registry.
+    /// The state of the registry.
     #[serde(default)]
     pub registry: Box<RegistryStatus>,
     /// Uplinks, overlays, then VMs, in the order of the configuration.
     pub ports: Vec<PortStatus>,
 }
 
-/// Where hosts tell each other who is where.
+/// The registry in which hosts publish their VMs.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct RegistryStatus {
     /// `list` or `etcd`.
     pub kind: String,
-    /// Why it does not answer; what was known stays in force.
+    /// Why it does not answer; known stations stay in force.
     pub trouble: Option<String>,
     /// How often it did not answer any more.
     pub lost: u64,
@@ -242,8 +242,8 @@ pub struct RegistryStatus {
     pub stations: u64,
     /// Stations for which there was no place: they are found by their frames alone.
     pub left_out: u64,
-    /// VMs of this host by what has become of their claims: `held`, `unlisted`, `waiting`,
-    /// `refused`, `contested`.
+    /// VMs of this host by the state of their claims: `held`, `unlisted`, `waiting`, `refused`,
+    /// `contested`.
     pub claims: BTreeMap<String, u64>,
 }
 
@@ -307,7 +307,7 @@ pub struct PortStatus {
     pub captures: u32,
     /// Frames that running captures missed because their reader was slow.
     pub captures_missed: u64,
-    /// What there is to say about a VM; `None` for an uplink.
+    /// The state of a VM; `None` for an uplink.
     pub vm: Option<VmStatus>,
 }
 
@@ -318,17 +318,17 @@ pub struct VmStatus {
     pub offload: bool,
     /// Congestion offload is wanted.
     pub congestion_offload: bool,
-    /// The host controls the congestion of what the guest sends, and says so in its heartbeats:
-    /// both offloads are on, the VM is not draining, there is a place for its next connections, and
-    /// it has sent nothing lately that the host cannot control.
+    /// The host controls congestion for the guest, and says so in its heartbeats: both offloads are
+    /// on, the VM is not draining, there is a place for its next connections, and it has lately
+    /// sent nothing that the host cannot control.
     pub controls_congestion: bool,
     /// No new promises are made, until the offload is turned on again.
     pub draining: bool,
-    /// What it may send, in Mbit/s; `None` is no limit.
+    /// The rate that it may send, in Mbit/s; `None` is no limit.
     pub rate_limit_from_guest_mbit_s: Option<u32>,
-    /// What it may be sent, in Mbit/s; `None` is no limit.
+    /// The rate that it may be sent, in Mbit/s; `None` is no limit.
     pub rate_limit_to_guest_mbit_s: Option<u32>,
-    /// Connections with a byte, FIN or RST that somebody is still owed; 0 is drained.
+    /// Connections with a byte, FIN or RST that is still owed; 0 is drained.
     pub owed_flows: u64,
     /// Tracked connections by state ([`FlowInfo::state`]); all states are named.
     pub flows: BTreeMap<String, u64>,
@@ -343,14 +343,14 @@ pub struct VmStatus {
     pub blocked: u64,
     /// Bytes of store that the VM may use.
     pub budget_bytes: u64,
-    /// Bytes of it that are set aside for what was promised, held or not.
+    /// Bytes of it that are reserved for promises, held or not.
     pub promised_bytes: u64,
     /// Bytes acknowledged to remotes that the guest has not acknowledged.
     pub held_bytes: u64,
     /// Its socket device; `None`: it has none.
     #[serde(default)]
     pub toe: Option<ToeStatus>,
-    /// What is counted since the daemon started, by name: `core/src/counters.rs` lists them all.
+    /// Counters since the daemon started, by name: `core/src/counters.rs` lists them all.
     #[serde(flatten)]
     pub counters: BTreeMap<String, u64>,
 }
@@ -397,10 +397,10 @@ pub struct FabricStatus {
     pub refused: u64,
     /// That ended with a connection of guests in them, which was reset or went by guest TCP.
     pub lost: u64,
-    /// Of these, those in which was said what no honest host says.
+    /// Of these, those with a message that no honest host sends.
     pub nonsense: u64,
-    /// Hosts that did not prove who they are when they were asked, and streams that do not show
-    /// what an own one would; see `ca` of `[toe]`.
+    /// Hosts that did not prove their identity when they were asked, and streams without a valid
+    /// ticket; see `ca` of `[toe]`.
     #[serde(default)]
     pub unproven: u64,
     /// Endpoints of UCX to other hosts, if payload goes by that (`fabric` of `[toe]`).
@@ -409,10 +409,10 @@ pub struct FabricStatus {
     /// Messages with payload that were sent by UCX.
     #[serde(default)]
     pub ucx_sent: u64,
-    /// Messages with payload that have come by UCX, for a connection that there was.
+    /// Messages with payload that have come by UCX, for an existing connection.
     #[serde(default)]
     pub ucx_received: u64,
-    /// And those that were dropped, for there was none, or they did not show its key.
+    /// And those that were dropped, because there was no connection, or they did not show its key.
     #[serde(default)]
     pub ucx_strays: u64,
     /// Bytes that have come by UCX and are not with their guests.
@@ -485,7 +485,7 @@ pub struct FlowInfo {
     pub sends: Option<SendInfo>,
 }
 
-/// How the host sends what the guest has handed over.
+/// How the host sends the data that the guest has handed over.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct SendInfo {
     /// Handed over, and not acknowledged by the remote.
@@ -504,6 +504,6 @@ pub struct SendInfo {
     pub mss: u64,
     /// Frames that were sent again.
     pub retransmissions: u64,
-    /// Timeouts since the remote was last heard.
+    /// Timeouts since the remote's last segment.
     pub timeouts_in_a_row: u8,
 }

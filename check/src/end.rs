@@ -1,4 +1,4 @@
-//! One end of a flow: what it sent into the host, and what the host sent to it.
+//! One end of a flow: the frames that it sent into the host, and those that the host sent to it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -24,7 +24,7 @@ impl Side {
     }
 }
 
-/// What an end offered in its SYN or SYN-ACK.
+/// The offer of an end in its SYN or SYN-ACK.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Offer {
     /// Longest segment.
@@ -35,7 +35,7 @@ pub struct Offer {
     pub timestamps: bool,
     /// SACK-Permitted.
     pub sack: bool,
-    /// Options that are not ours to understand, whatever the other end says to them.
+    /// Options that the host does not understand, whatever the other end answers.
     pub odd: bool,
     /// Congestion marks, or that it accepts them (COM-23).
     pub marks: bool,
@@ -43,7 +43,7 @@ pub struct Offer {
     pub mptcp: bool,
 }
 
-/// One end: what it sent into the host, and what the host sent to it.
+/// One end: the frames that it sent into the host, and those that the host sent to it.
 #[derive(Clone, Debug)]
 pub struct End {
     /// Its initial sequence number, once seen.
@@ -56,17 +56,17 @@ pub struct End {
     pub fin: Option<u64>,
     /// Highest ACK it sent, the edge that came with the newest, and the highest edge.
     pub acked: u64,
-    /// Highest ACK of what it had not been sent, if that is known for a lie.
+    /// Highest ACK for bytes that it had not been sent, if that is known to be a lie.
     pub lied: u64,
     /// Such ACKs: one that waits for the ring may be true by the time it leaves, and those behind
     /// it are lower.
     pub(crate) lies: BTreeSet<u64>,
-    /// Highest ACK that came in a segment which the host has read: not beyond its window
-    /// (SNOOP-02), and not of what it has sent before (seed 47690).
+    /// Highest ACK in a segment that the host has read: not beyond its window (SNOOP-02), and not
+    /// in bytes that the end has sent before (seed 47690).
     pub(crate) heard: u64,
     /// It has sent SACK blocks that its own ACK contradicts.
     pub(crate) odd_sack: bool,
-    /// What it acknowledged before, lately: a probe made then may have waited since.
+    /// Its recent earlier acknowledgements: a probe made then may have waited since.
     pub acked_before: BTreeSet<u64>,
     /// See `acked`.
     pub edge: u64,
@@ -90,7 +90,7 @@ pub struct End {
     pub(crate) told_of: u64,
     /// See `ack_to`.
     pub tsval_to: Option<u32>,
-    /// End of what it was sent, SYN and FIN counted.
+    /// End of the bytes that it was sent, SYN and FIN counted.
     pub end_to: u64,
     /// It was sent an RST.
     pub reset_to: bool,
@@ -104,7 +104,7 @@ pub struct End {
     /// Fingerprints of frames for it that may still come out unchanged, oldest first, and whether
     /// they count.
     pub(crate) unchanged: VecDeque<(u64, bool)>,
-    /// Bytes it was sent from `copies_from` on, for streams whose bytes nobody knows beforehand.
+    /// Bytes that it was sent from `copies_from` on, for streams of unknown content.
     pub(crate) copies: BTreeMap<u64, u8>,
 }
 

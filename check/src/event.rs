@@ -1,6 +1,6 @@
-//! What happens to the host and the machines, besides frames.
+//! Events of the host and the machines, besides frames.
 
-/// What happened to the host or a machine, besides frames: it changes what may be expected.
+/// An event of the host or a machine, besides frames: it changes what may be expected.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Event {
     /// The daemon died.
@@ -35,7 +35,7 @@ pub enum Event {
     DriverReset(u16),
     /// And it is there again.
     DriverBack(u16),
-    /// From here on nothing is lost and nobody interferes.
+    /// From here on nothing is lost and there are no faults.
     Healed,
 }
 

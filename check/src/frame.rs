@@ -7,10 +7,10 @@ const MACS: usize = 12;
 /// The EtherType of a VLAN tag.
 const TAG: [u8; 2] = [0x81, 0];
 
-/// An Ethernet frame and what a driver says about its checksum and segmentation.
+/// An Ethernet frame, with a driver's description of its checksum and segmentation.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Frame {
-    /// Default on a physical wire; on a ring, what virtio-net carries.
+    /// Default on a physical wire; on a ring, the virtio-net header.
     pub hdr: VirtioNetHdr,
     /// From the destination MAC on, without frame check sequence.
     pub bytes: Vec<u8>,

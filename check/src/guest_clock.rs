@@ -1,4 +1,5 @@
-//! How long a guest has run, from its rings alone: what it was given, has seen, and sent.
+//! How long a guest has run, from its rings alone: the frames that it was given, has seen, and
+//! sent.
 
 use std::collections::VecDeque;
 
@@ -7,8 +8,8 @@ use nightporter_core::time::{Duration, Instant};
 /// A sign of life is worth so much running time, if so much has passed since the last.
 const CREDIT: Duration = Duration::from_millis(10);
 
-/// Running time of one guest ("running time" in `docs/spec.md`): all the time in
-/// which it has seen everything, and what its signs of life are worth besides.
+/// Running time of one guest ("running time" in `docs/spec.md`): all the time in which it has seen
+/// everything, and the worth of its signs of life besides.
 #[derive(Clone, Debug)]
 pub(crate) struct GuestClock {
     /// Frames in its ring, and of each whether it brought stored bytes: others' frames never end,
@@ -18,7 +19,7 @@ pub(crate) struct GuestClock {
     stored: [usize; 2],
     /// Since when there are none; `None` also while it has no driver.
     idle_since: Option<Instant>,
-    /// At least and at most: time may stand for what may have been stored.
+    /// At least and at most, because time may stand still for bytes that may have been stored.
     ran: [Duration; 2],
     /// Up to when each of them counts.
     at: [Instant; 2],
@@ -33,7 +34,7 @@ pub(crate) struct GuestClock {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Stored {
     No,
-    /// Between two guests of one host what only passes looks like it.
+    /// Between two guests of one host a frame that only passes looks like it.
     Perhaps,
     Surely,
 }
@@ -61,7 +62,7 @@ impl Default for GuestClock {
 }
 
 impl GuestClock {
-    /// Its ring takes so many frames.
+    /// For a ring of so many frames.
     pub(crate) fn with_slots(slots: usize) -> Self {
         Self { slots, ..Self::default() }
     }
@@ -73,7 +74,7 @@ impl GuestClock {
         self.idle_since = None;
     }
 
-    /// What was put there last brought bytes from the store, certainly if `sure`.
+    /// The last frame for it brought bytes from the store, certainly if `sure`.
     pub(crate) fn on_stored(&mut self, sure: bool) {
         if let Some(newest) = self.unseen.back_mut() {
             *newest = if sure { Stored::Surely } else { Stored::Perhaps };
@@ -106,7 +107,7 @@ impl GuestClock {
         }
     }
 
-    /// What was in its rings is gone, and nothing can be put there.
+    /// The frames in its rings are gone, and none can be put there.
     pub(crate) fn on_driver_gone(&mut self, now: Instant) {
         self.settle(now);
         self.unseen.clear();

@@ -1,7 +1,7 @@
-//! What was seen of one flow at both sides of the port, unwrapped to 64 bits.
+//! The observed traffic of one flow at both sides of the port, unwrapped to 64 bits.
 //!
-//! R is the remote, G the guest. Everything here follows from frames at the taps and from what
-//! stacks do by the standards; what the engine thinks is asked for in one place only (`state`).
+//! R is the remote, G the guest. Everything here follows from frames at the taps and from the
+//! standards that stacks keep; the engine's view is asked for in one place only (`state`).
 
 mod opening;
 mod passing;
@@ -24,7 +24,7 @@ use crate::wire::{Ip, Seq, Tcp, TcpFlags};
 pub const BASE: u64 = 1 << 32;
 /// A connection that is idle for so long is forgotten (LIFE-02: an hour).
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(3600);
-/// A clock that was heard so long ago may have gone half way round (`TCP_PAWS_24DAYS`).
+/// A clock that was last received so long ago may have gone half way round (`TCP_PAWS_24DAYS`).
 const PAWS_AGE: Duration = Duration::from_secs(24 * 24 * 3600);
 /// Repetitions further apart than this are not of one retransmission.
 const ROUND: Duration = Duration::from_millis(50);
@@ -32,7 +32,7 @@ const ROUND: Duration = Duration::from_millis(50);
 /// See the module doc.
 #[derive(Clone, Debug)]
 pub struct History {
-    /// Which flow, and of which connection.
+    /// The name of the flow, and of its connection.
     pub name: FlowName,
     /// See `name`.
     pub conn: Option<usize>,
@@ -40,22 +40,22 @@ pub struct History {
     pub ecn: bool,
     /// The host may send for G (congestion offload): not all leaves as G sent it.
     pub floods: bool,
-    /// It does so now, says the engine.
+    /// It does so now, by the engine's account.
     pub is_flooded: bool,
     /// It has since G was last shown a window.
     pub(crate) lent_by_sender: bool,
-    /// Time to live of what G sent last.
+    /// Time to live of G's last segment.
     pub ttl: Option<u8>,
     /// When the VM last had less budget to spare than a connection may want.
     pub cramped_at: Instant,
     /// Bytes of the VM's budget that are free for more than first windows.
     pub spare: u64,
-    /// As much as when R was last told anything.
+    /// The same when R was last told anything.
     pub spare_told: u64,
     /// When the host last had a segment that makes it look for more room: not a stranger's, nor a
     /// SYN-ACK that passes (seeds 45250, 82828).
     pub(crate) looked_at: Instant,
-    /// As much as when R last said anything, before the host has looked at that.
+    /// The same at R's last segment, before the host has looked at that.
     pub(crate) spare_when_heard: u64,
     /// G takes nothing for minutes: all is repeated to it again and again.
     pub deaf: bool,
@@ -66,19 +66,19 @@ pub struct History {
     /// R's newest acknowledgement of G, since when it has acknowledged no more, and that it had
     /// acknowledged all that G had sent by then.
     pub(crate) stands: (u64, Instant, bool),
-    /// Somebody sends G fragments: what it acknowledges the host may not have seen.
+    /// G is sent fragments: the host may not have seen the bytes that G acknowledges.
     pub fragments: bool,
     /// Longest IP packet that G's port takes.
     pub mtu: Option<u16>,
-    /// What the rules about time and quality remember.
+    /// The memory of the rules about time and quality.
     pub(crate) quality: Quality,
     /// R, then G.
     pub ends: [End; 2],
-    /// What R's and G's streams hold, if it is known.
+    /// The content of R's and G's streams, if it is known.
     pub streams: Option<[Stream; 2]>,
-    /// There is no engine to ask: what the flow's state may be follows from its frames.
+    /// There is no engine to ask: the flow's state has to follow from its frames.
     pub offline: bool,
-    /// What the engine said after its last step; `None`: not tracked.
+    /// The engine's state of the flow after its last step; `None`: not tracked.
     pub state: Option<State>,
     /// The flow is, or was, with offload in this incarnation.
     pub was_on: bool,
@@ -90,7 +90,7 @@ pub struct History {
     pub interrupted: bool,
     /// Both sides must see an RST, or R alone.
     pub must_reset: bool,
-    /// Until when R, and G, must have been told by then.
+    /// Until when R, and G, must have been told.
     pub tell_by: [Option<Instant>; 2],
     /// See `must_reset`.
     pub must_tell_r: bool,
@@ -104,16 +104,17 @@ pub struct History {
     pub(crate) heard_from_remote: Instant,
     /// When G last sent anything.
     pub heard_from_guest: Instant,
-    /// G has opened anew on these ports before it acknowledged all that R was told is safe.
+    /// G has opened anew on these ports before it acknowledged all bytes that were acknowledged to
+    /// R.
     pub(crate) owed_before: bool,
     /// G was silent for so long that the host forgot the flow, and the edge it showed.
     pub forgotten: bool,
-    /// Some of what G sends goes past the host, or through it in fragments: R has heard more of G
-    /// than the host.
+    /// Some of G's segments go past the host, or through it in fragments: R has received more of G
+    /// than the host saw.
     pub past: bool,
     /// So did its SYN: the host may have the connection before on these ports.
     pub(crate) opened_past: bool,
-    /// The newest ACK of R that G was sent for what went past the host then.
+    /// The newest ACK of R that was forwarded to G for bytes that went past the host.
     pub unseen_ack_to_guest: u64,
     /// R's newest ACK of what G had sent by then: the host's own say no more. Of an R that lies a
     /// later one may wait for the ring until it is true.
@@ -122,11 +123,11 @@ pub struct History {
     pub reset_at: Option<Instant>,
     /// And it lay where the host must believe it.
     pub reset_is_exact: bool,
-    /// Both ends are guests of one host: what is between the two flows is not seen.
+    /// Both ends are guests of one host: the frames between the two flows are not seen.
     pub opaque: bool,
-    /// R, or G, means harm: nothing is expected for it, and less of what comes from it.
+    /// R, or G, is hostile: it is owed nothing, and less is expected of it.
     pub hostile: [bool; 2],
-    /// What a conforming G would have accepted by now (INV-25).
+    /// The bytes that a conforming G would have accepted by now (INV-25).
     pub acceptable: Acceptable,
     /// End of the newest segment that came with CE and was accepted (INV-24).
     pub ce_at: Option<u64>,
@@ -243,7 +244,7 @@ impl History {
         self.ends.iter().all(|e| e.isn.is_some())
     }
 
-    /// With offload; offline an open flow that nobody says passes counts as one.
+    /// With offload; offline an open flow that is not known to pass counts as one.
     #[must_use]
     pub fn is_on(&self) -> bool {
         let may_be = self.offline && self.state.is_none() && self.is_open();
@@ -268,7 +269,7 @@ impl History {
         self.ends.iter().all(|e| e.offer.marks)
     }
 
-    /// Somebody offered what is not ours to understand.
+    /// An end offered an option that the host does not understand.
     #[must_use]
     pub fn odd(&self) -> bool {
         self.ends.iter().any(|e| e.offer.odd) || self.ends.iter().all(|e| e.offer.mptcp)
@@ -287,7 +288,7 @@ impl History {
         Seq(seq.0.wrapping_sub(self.end(side).isn.unwrap_or(0))).unwrap(near)
     }
 
-    /// Bytes that R was told are safe and that G has not acknowledged: up to where, or nothing.
+    /// End of the bytes that were acknowledged to R and not by G, if there are any.
     #[must_use]
     pub fn promised(&self) -> Option<u64> {
         let (r, g) = (self.end(Side::R), self.end(Side::G));
@@ -295,13 +296,13 @@ impl History {
         (promised > g.acked && !r.reset && !r.reset_to).then_some(promised)
     }
 
-    /// Between two guests of one host not all is seen, and who means harm is owed nothing.
+    /// Between two guests of one host not everything is seen, and a hostile end is owed nothing.
     #[must_use]
     pub fn is_judged(&self) -> bool {
         !self.opaque && self.hostile == [false; 2]
     }
 
-    /// R has acknowledged what G sent past the host.
+    /// R has acknowledged bytes that G sent past the host.
     #[must_use]
     pub(crate) fn net_has_unseen(&self) -> bool {
         let r = self.end(Side::R);
@@ -347,7 +348,7 @@ impl History {
             return None;
         }
         self.note_choice(from, tcp);
-        // Who means harm may say of its own numbers what it likes.
+        // A hostile end may use any numbers.
         let near = if from == Side::R { self.end(from).ack_to } else { self.end(from).end };
         let seq = self.unwrap(from, tcp.seq, near.max(BASE + 1));
         self.idles = self.asks && !flags.fin() && seq + 1 == self.end(Side::R).ack_to;
@@ -387,7 +388,7 @@ impl History {
         Some(s)
     }
 
-    /// An end acknowledges what is below `ack`, and shows a window.
+    /// An end acknowledges the bytes below `ack`, and shows a window.
     fn note_ack(&mut self, from: Side, seq: u64, ack: u64, window: u64) {
         if from == Side::R && ack <= self.end(Side::G).end {
             self.ack_of_sent = self.ack_of_sent.max(ack);
@@ -469,8 +470,8 @@ impl History {
             self.ce_seen &= !counts || end <= next;
         }
         self.ce_seen |= ip.tos & 3 == 3;
-        // Ahead of a hole too: ECE does not wait for what is missing (SNOOP-19). Nothing beyond the
-        // window is accepted, a probe of a closed one neither.
+        // Ahead of a hole too: ECE does not wait for the missing bytes (SNOOP-19). Nothing beyond
+        // the window is accepted, nor a probe of a closed one.
         let taken = counts && end > next && end <= self.end(Side::R).edge_to;
         if ip.tos & 3 == 3 && self.is_on() && taken && tcp.payload_len > 0 {
             self.ce_at = Some(if seq == next { end } else { next });
@@ -552,7 +553,7 @@ impl History {
         let unit = 1 << self.shift(Side::R);
         let newest = self.end(o.to.other()).newest.1;
         let e = self.end_mut(o.to);
-        // G refuses an ACK of what it has not sent.
+        // G refuses an ACK for bytes that it has not sent.
         let refused = o.to == Side::G && (lie || o.ack.is_some_and(|ack| ack > e.end.min(said)));
         if let Some(ack) = o.ack.filter(|_| !refused) {
             e.told_of = newest;
@@ -567,7 +568,7 @@ impl History {
         self.remember_bytes(o);
     }
 
-    /// Of a stream whose bytes nobody knows beforehand the first copy counts.
+    /// For a stream of unknown content the first copy counts.
     fn remember_bytes(&mut self, o: &Out<'_>) {
         let known = self.streams.is_some() || self.offline;
         if !known && o.gated && !o.is_verbatim() {

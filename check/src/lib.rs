@@ -1,9 +1,10 @@
-//! `nightporter-check`: what a connection did, from frames alone, and the rules that judge it.
+//! `nightporter-check`: the course of a connection, from frames alone, and the rules that judge it.
 //!
-//! One oracle for all who watch a host: the simulator, the tests on real guests, the tests of the
-//! core, fuzzing. [`wire`] reads frames, and shares no code with the core; [`history`] is what one
-//! flow did; [`rule`] has the names of the rules, each a file in `rules`. Two front doors:
-//! [`observer`] watches a host at work, with its engine, and [`trace`] two captures of one.
+//! It is one oracle for all observers of a host: the simulator, the tests on real guests, the tests
+//! of the core, fuzzing. [`wire`] reads frames, and shares no code with the core; [`history`]
+//! records one flow; [`rule`] has the names of the rules, each a file in `rules`. There are two
+//! entries: [`observer`] watches a host at work, with its engine, and [`trace`] two captures of
+//! one.
 #![forbid(unsafe_code)]
 
 mod end;

@@ -1,7 +1,8 @@
-//! Watches hosts at work: every frame at four taps, every step of the engine, every event besides,
-//! and asks the rules.
+//! Watches hosts at work: every frame at four taps, every step of the engine and every other event,
+//! and applies the rules.
 //!
-//! What frames do not say (whose they are, what the ends are known for) is asked of a [`Setting`].
+//! A [`Setting`] gives the information that is not in frames: their owners, and the properties of
+//! the ends.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,10 +28,9 @@ use crate::tap::{FlowName, Tap, Tapped, fingerprint};
 use crate::weight::Weight;
 use crate::wire::{Ip, Packet, Tcp, ipv4_header_ok, tcp_checksum_ok};
 
-/// What frames do not say.
+/// Information that is not in frames.
 pub trait Setting {
-    /// The flow that a segment belongs to, and whether its guest sent it; `None`: nobody's that is
-    /// watched.
+    /// The flow of a segment, and whether its guest sent it; `None`: no watched flow.
     fn flow_of(&self, packet: &Packet, tap: Tap) -> Option<(FlowName, bool)>;
 
     /// A flow of which nothing is known yet begins with this SYN or SYN-ACK.
@@ -56,13 +56,13 @@ pub trait Setting {
     /// How many guests there are.
     fn guests(&self) -> usize;
 
-    /// So many repeat their segments in step that nobody may hope for an end (INV-18).
+    /// So many connections repeat their segments in step that they need not end (INV-18).
     fn is_crowd(&self) -> bool {
         false
     }
 }
 
-/// What a rule may look at between two steps of the host.
+/// The state of a host that a rule may look at between two steps.
 #[derive(Clone, Copy, Debug)]
 pub struct HostView<'a, 'm> {
     /// Which host.
@@ -176,7 +176,7 @@ impl<S: Setting> Observer<S> {
             false => Happening::segment(h, from, tcp),
         };
         self.reach.note(h.state, what);
-        // Who means harm may have told the forger what to forge.
+        // A hostile end may have told the forger its numbers.
         let forged = t.forged && !h.hostile[Side::R as usize];
         if forged || !whole {
             h.on_in_forged(from, fingerprint, !whole || tcp.flags.syn());
@@ -211,8 +211,8 @@ impl<S: Setting> Observer<S> {
         let whole = if gated { checksums::on_out(&t.hdr, t.bytes, ip) } else { Ok(()) };
         let from_guest = to == Side::R || h.opaque;
         if whole.is_err() && (from_guest && h.streams.is_none() || !h.was_on) {
-            // What a hostile guest writes into its virtio headers its peer refuses, as G does a
-            // broken frame that waited for the ring since before there was a flow.
+            // A hostile guest's peer refuses its wrong virtio headers, as G refuses a broken frame
+            // that waited for the ring since before there was a flow.
             return Ok(());
         }
         h.cramped_at = self.cramped_at[guest];
@@ -410,7 +410,7 @@ impl<S: Setting> Observer<S> {
         }
     }
 
-    /// What was in a ring is gone when its driver, its guest or the daemon begins anew.
+    /// The frames in a ring are gone when its driver, its guest or the daemon begins anew.
     fn on_rings(&mut self, now: Instant, event: Event) {
         for (g, since) in self.silent_since.iter_mut().enumerate() {
             if event.guest().is_none_or(|of| usize::from(of) == g) {
@@ -457,23 +457,23 @@ impl<S: Setting> Observer<S> {
         &self.reach
     }
 
-    /// What the run carried.
+    /// The amount that the run carried.
     #[must_use]
     pub fn weight(&self) -> &Weight {
         &self.weight
     }
 
-    /// What every flow did.
+    /// The histories of all flows.
     pub fn flows(&self) -> impl Iterator<Item = &History> {
         self.flows.values()
     }
 
-    /// What a flow did, for who knows it better.
+    /// The history of a flow, for an observer with more knowledge.
     pub fn flow_mut(&mut self, name: FlowName) -> Option<&mut History> {
         self.flows.get_mut(&name)
     }
 
-    /// What it was told of the run.
+    /// The setting that it was given.
     #[must_use]
     pub fn setting(&self) -> &S {
         &self.setting

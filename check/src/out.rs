@@ -1,4 +1,4 @@
-//! A frame on its way in or out, in the terms of its flow: what the checkers see, and judge.
+//! A frame on its way in or out, in the terms of its flow, as the checkers judge it.
 
 use nightporter_core::time::Instant;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
@@ -19,12 +19,12 @@ pub(crate) fn is_foreign(ip: &Ip, tcp: &Tcp) -> bool {
         || tcp.flags.contains(TcpFlags::URG)
 }
 
-/// A segment that came in, whole and from whom it says, in the flow's terms; no SYN, no RST.
+/// A segment that came in whole from its sender, in the flow's terms; no SYN, no RST.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct In<'a> {
     /// When.
     pub(crate) at: Instant,
-    /// Who sent it.
+    /// The sender.
     pub(crate) from: Side,
     /// The frame.
     pub(crate) bytes: &'a [u8],
@@ -47,7 +47,7 @@ pub(crate) struct In<'a> {
 pub(crate) struct Out<'a> {
     /// When.
     pub(crate) at: Instant,
-    /// Whom it is for.
+    /// The receiver.
     pub(crate) to: Side,
     /// The host made or edited it; else it came out as it went in.
     pub(crate) gated: bool,
@@ -82,8 +82,8 @@ impl Out<'_> {
         self.tcp.payload_len == 1 && (self.end == h.end(self.to).acked || in_place_of_fin)
     }
 
-    /// Not from the store: what nobody understands passes at once, wherever it lies (SNOOP-13). A
-    /// bare ACK is an ACK, whatever is in its IP header.
+    /// Not from the store: a segment that the host does not understand passes at once, wherever it
+    /// lies (SNOOP-13). A bare ACK is an ACK, whatever is in its IP header.
     #[must_use]
     pub(crate) fn is_verbatim(&self) -> bool {
         let urgent = self.tcp.flags.contains(TcpFlags::URG);
@@ -104,7 +104,8 @@ impl Out<'_> {
         self.tcp.payload_len == 0 && self.tcp.flags.ack() && !self.tcp.flags.intersects(flags)
     }
 
-    /// Data from the store that was sent before; what R was not told is there R itself repeats.
+    /// Data from the store that was sent before; R itself repeats bytes that were not acknowledged
+    /// to it.
     #[must_use]
     pub(crate) fn is_repeat(&self, h: &History) -> bool {
         self.gated

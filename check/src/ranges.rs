@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 pub(crate) struct Ranges(BTreeMap<u64, u64>);
 
 impl Ranges {
-    /// Joins `[from, to)` with what is there.
+    /// Joins `[from, to)` with the ranges.
     pub(crate) fn insert(&mut self, mut from: u64, mut to: u64) {
         while let Some((&a, &b)) = self.0.range(..=to).next_back().filter(|(_, b)| **b >= from) {
             self.0.remove(&a);
@@ -33,7 +33,7 @@ impl Ranges {
         self.0.range(..=to).next_back().is_some_and(|(_, end)| *end >= from)
     }
 
-    /// End of what is there from `place` on without a hole.
+    /// End of the bytes from `place` on without a hole.
     pub(crate) fn end_of_run(&self, place: u64) -> u64 {
         self.0.range(..=place).next_back().map_or(place, |(_, to)| place.max(*to))
     }

@@ -1,4 +1,4 @@
-//! Which event met a flow in which state: the table of states and events, counted.
+//! Which event met a flow in which state: a counted table of states and events.
 
 use std::fmt::Write as _;
 
@@ -49,12 +49,12 @@ const HAPPENINGS: usize = 30;
 const FROM_GUEST: usize = 10;
 const OTHERS: usize = 20;
 
-/// What can meet a flow; a row of the table.
+/// An event that meets a flow; a row of the table.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Happening(usize);
 
 impl Happening {
-    /// A segment of `from`, judged by what that end has sent before.
+    /// A segment of `from`, judged by the earlier segments of that end.
     pub(crate) fn segment(h: &History, from: Side, tcp: &Tcp) -> Self {
         let end = h.end(from).end;
         let seq = h.unwrap(from, tcp.seq, end);
@@ -79,7 +79,7 @@ impl Happening {
         Self(9 + if from == Side::G { FROM_GUEST } else { 0 })
     }
 
-    /// Something that is not a frame. `None` for what concerns no flow in particular.
+    /// An event that is not a frame. `None` if it concerns no flow in particular.
     pub(crate) fn event(event: Event) -> Option<Self> {
         let row = match event {
             Event::Paused { .. } => 0,
@@ -101,7 +101,7 @@ impl Happening {
     }
 }
 
-/// How often what met a flow in which state.
+/// How often each event met a flow in each state.
 #[derive(Clone, Debug, Default, Eq, PartialEq, serde::Deserialize, serde::Serialize)]
 pub struct Reach([[u64; STATES]; HAPPENINGS]);
 
@@ -119,7 +119,7 @@ impl Reach {
         }
     }
 
-    /// The table as Markdown, and below it what never happened.
+    /// The table as Markdown, and below it the events that never happened.
     #[must_use]
     pub fn table(&self) -> String {
         let states = || std::iter::once("no entry").chain(State::ALL.iter().map(|s| s.label()));

@@ -1,4 +1,5 @@
-//! What can be wrong: the invariants of the specification, and the rules about time and quality.
+//! The possible violations: the invariants of the specification, and the rules about time and
+//! quality.
 
 use core::fmt;
 
@@ -13,7 +14,7 @@ macro_rules! rules {
         }
 
         impl Rule {
-            /// What it is called: INV-01 to INV-25 as in the specification, or a word.
+            /// Its name: INV-01 to INV-25 as in the specification, or a word.
             #[must_use]
             pub const fn id(self) -> &'static str {
                 match self {
@@ -75,7 +76,7 @@ impl fmt::Display for Rule {
 pub struct Violation {
     /// Which.
     pub rule: Rule,
-    /// What was seen, in one line.
+    /// The observation, in one line.
     pub what: String,
     /// The flow it concerns, if it concerns one.
     pub flow: Option<FlowName>,

@@ -1,5 +1,5 @@
-//! The bytes of a stream: each follows from its connection, its direction and its place, so that
-//! one in the wrong place, or of another stream, does not go unseen.
+//! The bytes of a stream: each follows from its connection, its direction and its place, so that a
+//! byte in the wrong place, or of another stream, is noticed.
 
 /// Bytes made and compared at a time.
 const WORD: u64 = 8;
@@ -11,7 +11,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// What the client or the server of connection number `conn` writes.
+    /// The stream that the client or the server of connection number `conn` writes.
     #[must_use]
     pub fn of(conn: usize, from_client: bool) -> Self {
         let n = (conn as u64) << 1 | u64::from(from_client);
@@ -56,7 +56,7 @@ impl Stream {
         index((WORD - at % WORD) % WORD)
     }
 
-    /// Whether `part`, which lies within one word, is what belongs at `at`.
+    /// Whether `part`, which lies within one word, is right at `at`.
     fn same(self, at: u64, part: &[u8]) -> bool {
         let within = index(at % WORD);
         part == &self.word(at / WORD)[within..within + part.len()]
@@ -73,7 +73,7 @@ impl Stream {
     }
 }
 
-/// What R and G write on connection number `conn`.
+/// The streams that R and G write on connection number `conn`.
 #[must_use]
 pub fn streams_of(conn: usize, guest_is_client: bool) -> [Stream; 2] {
     [Stream::of(conn, !guest_is_client), Stream::of(conn, guest_is_client)]

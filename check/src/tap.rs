@@ -1,4 +1,4 @@
-//! Frames at the four places where they are looked at, and what tells one from another.
+//! Frames at the four taps, and the differences between the taps.
 
 use nightporter_core::time::Instant;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
@@ -18,7 +18,7 @@ pub enum Tap {
     ToGuest(u16),
 }
 
-/// A frame at a tap. `packet` is what its bytes say.
+/// A frame at a tap. `packet` is its parsed form.
 #[derive(Clone, Copy, Debug)]
 pub struct Tapped<'a> {
     /// When.
@@ -33,7 +33,7 @@ pub struct Tapped<'a> {
     pub bytes: &'a [u8],
     /// The same, parsed; `None` if it cannot be.
     pub packet: Option<&'a Packet>,
-    /// Sent by somebody in another's name, or broken on the way: it must count for nothing.
+    /// Sent in another machine's name, or broken on the way: it must count for nothing.
     pub forged: bool,
     /// It may have been made before, and have waited for the guest's ring.
     pub waited: bool,

@@ -1,5 +1,5 @@
-//! What a run carried: without it, nothing found says nothing. A product that does nothing breaks
-//! no promise, so what was promised is counted too.
+//! The amount that a run carried: without it, a run without findings proves nothing. A product that
+//! does nothing breaks no promise, so promises are counted too.
 
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
@@ -12,7 +12,7 @@ const CLASSES: usize = 48;
 /// See the module doc. Sums of one run, or of many.
 #[derive(Clone, Debug, Default, Eq, PartialEq, serde::Deserialize, serde::Serialize)]
 pub struct Weight {
-    /// Bytes that R was told are safe before the guest itself had acknowledged them.
+    /// Bytes that were acknowledged to R before the guest itself had acknowledged them.
     pub early_bytes: u64,
     /// Times a flow came to be with offload.
     pub flows_on: u64,
@@ -36,10 +36,10 @@ pub struct Weight {
     pub seeds_by_early: Vec<u64>,
 }
 
-/// What it is, how much of it, and where it is counted.
+/// Its name, its amount, and its counter.
 type Floor = (&'static str, f64, fn(&Weight) -> u64);
 
-/// What every seed has to carry on average: about half of what it does.
+/// The least that every seed has to carry on average: about half of the present amount.
 const FLOORS: [Floor; 8] = [
     ("early-acknowledged bytes", 1_500_000.0, |w| w.early_bytes),
     ("bytes sent for guests", 250_000.0, |w| w.flooded_bytes),
@@ -131,7 +131,7 @@ impl Weight {
         (self.seeds_by_early.first().copied().unwrap_or(0), median.map_or(0, least))
     }
 
-    /// What `seeds` seeds carried too little of.
+    /// The floors that `seeds` seeds missed.
     #[must_use]
     pub fn too_little(&self, seeds: u64) -> Vec<String> {
         if seeds < SEEDS_MIN {

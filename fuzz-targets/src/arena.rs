@@ -1,8 +1,9 @@
-//! Memory that a predecessor left, in any state: `Arena::open`, `recover`, and an engine that
-//! restarts over it (LIFE-09).
+//! A predecessor's memory, in any state: `Arena::open`, `recover`, and an engine that restarts over
+//! it (LIFE-09).
 //!
-//! Input: a shape; then what makes the memory, either raw bytes over a header that is nearly right,
-//! or records and pages as our own code writes them, with words of them overwritten afterwards.
+//! Input: a shape; then the source of the memory, either raw bytes over a header that is nearly
+//! right, or records and pages as our own code writes them, with words of them overwritten
+//! afterwards.
 
 use arbitrary::{Arbitrary, Unstructured};
 use nightporter_core::engine::{Engine, EngineConfig};
@@ -23,7 +24,7 @@ use zerocopy::IntoBytes;
 const RECORDS_MAX: usize = 6;
 const PAGES_MAX: usize = 6;
 const WORD: usize = 8;
-/// The word of the header that says how many records may be used.
+/// The word of the header with the number of records that may be used.
 const HEADER_RECORDS: usize = 8;
 /// Frames a flow may be worth to its two ends when it is reset, twice over for a repeated RST.
 const FRAMES_PER_FLOW: usize = 8;
@@ -64,7 +65,7 @@ impl IntoWords for Vec<u8> {
     }
 }
 
-/// The memory, and the shape that its header should say.
+/// The memory, and the shape that its header should have.
 fn memory(u: &mut Unstructured<'_>) -> arbitrary::Result<(Vec<u64>, usize, usize)> {
     let (records, pages) = (u.int_in_range(0..=RECORDS_MAX)?, u.int_in_range(0..=PAGES_MAX)?);
     let mut memory = vec![0_u64; Arena::layout_len(records, pages) / WORD];

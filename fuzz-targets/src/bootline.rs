@@ -2,7 +2,7 @@
 
 use nightporter_guest::bootline::{Bootline, Mac, Neighbour, Nic};
 
-/// Judges one input: what parses means the same when it is written again.
+/// Judges one input: a line that parses means the same when it is written again.
 pub fn run(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     match text.parse::<Bootline>() {

@@ -1,4 +1,4 @@
-//! Frames that real kernels sent: what the corpora of frames start from.
+//! Frames of real kernels, from which the corpora of frames start.
 //!
 //! `captures/lab.pcap` is from `nightporter capture` of both ports while `nightporter-lab test`
 //! moved 10 MB each way between two Linux kernels: of every kind of segment the first and the

@@ -1,5 +1,5 @@
-//! Configurations of any text, and of any values for any keys: each is refused with words that
-//! help, or everything the rest of the daemon relies on holds.
+//! Configurations of any text, and of any values for any keys: each is refused with a helpful
+//! message, or meets every condition on which the rest of the daemon relies.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use arbitrary::{Arbitrary, Unstructured};
 use nightporterd::config::reader::Place;
 use nightporterd::config::{Config, Problems, VmConfig};
 
-/// Most lines of one message: what is wrong, and what to do.
+/// Most lines of one message: the mistake, and the fix.
 const MESSAGE_LINES: usize = 2;
 /// Most bytes of one message, file name and all: it is read on a terminal.
 const MESSAGE_BYTES_MAX: usize = 1500;
@@ -45,7 +45,7 @@ fn judge(text: &str, overrides: &BTreeMap<String, String>) {
     }
 }
 
-/// An operator can find the place, and reads what is wrong and what to do about it.
+/// An operator can find the place, and reads the mistake and its fix.
 fn is_clear(problems: &Problems, text: &str) {
     assert!(!problems.list.is_empty(), "refused without a reason");
     let lines = text.matches('\n').count() + 1;

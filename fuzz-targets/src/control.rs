@@ -1,9 +1,9 @@
 //! Operators' connections: any bytes to the control socket of a real worker, in any pieces, by
 //! several clients at once, while traffic passes that they may watch.
 //!
-//! Input: operations. What must hold: every line is answered once, in turn, by what belongs to it;
-//! a command does what it says; a line that is too long ends its own connection; what a client
-//! leaves behind is gone when it is.
+//! Input: operations. Conditions: every line is answered once, in turn, by its own answer; a
+//! command has its effect; a line that is too long ends its own connection; the state of a client
+//! is gone when the client is.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -180,13 +180,13 @@ pub fn seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// A worker that never sleeps, and what its ports are plugged into.
+/// A worker that never sleeps, and the other ends of its ports.
 struct Host {
     worker: Worker,
     /// The control socket's file, which has no name any more.
     socket: OwnedFd,
     wires: [File; 2],
-    /// What was last asked of the VM.
+    /// The last request about the VM.
     offload: bool,
     congestion_offload: bool,
     draining: bool,
@@ -303,7 +303,7 @@ impl Host {
         self.looks();
     }
 
-    /// What belongs to a request; commands are remembered.
+    /// The expected answer to a request; commands are remembered.
     fn expects(&mut self, line: &[u8], reply: &Reply) {
         if let Reply::Error { what, fix } = reply {
             assert!(!what.is_empty() && !fix.is_empty(), "an error without words");
@@ -382,7 +382,7 @@ fn temporary(what: &str) -> PathBuf {
     std::env::temp_dir().join(name)
 }
 
-/// A VM that nobody has started.
+/// A VM that was not started.
 fn vm() -> Port {
     let socket = temporary("vm");
     let config = VhostUserConfig {
@@ -423,10 +423,10 @@ fn segment(from: [u8; 6], n: u16, flags: TcpFlags, seq: u32, ack: u32, len: u16)
 /// One connection to the control socket.
 struct Client {
     stream: UnixStream,
-    /// What was said and not answered.
+    /// Requests without an answer.
     said: Vec<u8>,
     heard: Vec<u8>,
-    /// From here on what comes is a stream, and what is said does not count.
+    /// From here on output is a stream, and requests do not count.
     streaming: bool,
     /// The worker has closed it, or is about to; or this end did.
     over: bool,
@@ -457,7 +457,7 @@ impl Client {
         self.over = true;
     }
 
-    /// Everything that was said has its answer by now.
+    /// Every request has its answer by now.
     fn listens(&mut self, host: &mut Host) {
         let mut chunk = [0; 1 << 16];
         let mut at_end = false;

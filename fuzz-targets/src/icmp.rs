@@ -1,7 +1,7 @@
-//! Errors of routers that say that a packet was too big (`core::wire::icmp`).
+//! Errors of routers about packets that were too big (`core::wire::icmp`).
 //!
-//! Input: where the quotation is cut and the MTU that is named, then a frame. It is read as it is;
-//! and if it is a segment, an error about it is made and must be read as it was meant.
+//! Input: the length of the quotation and the MTU, then a frame. The frame is read unchanged; and
+//! if it is a segment, an error about it is made and must be understood.
 
 use nightporter_check::wire::Packet as Plain;
 use nightporter_core::wire::icmp::TooBig;
@@ -11,7 +11,7 @@ use crate::captures;
 
 /// Bytes of a segment that an error has to quote behind the IP header.
 const QUOTED_MIN: usize = 8;
-/// What a path takes at least, by IPv4 and by IPv6: lower numbers are forged or broken.
+/// The smallest MTU of a path, by IPv4 and by IPv6: lower numbers are forged or broken.
 const MTU_MIN: [u32; 2] = [552, 1280];
 
 /// Judges one input.
@@ -87,8 +87,8 @@ fn an_error_is_read_as_it_was_meant(frame: &[u8], cut: usize, mtu: u32, v4: bool
     assert_eq!(read, expected, "MTU {mtu}, {cut} bytes quoted");
 }
 
-/// What a router says of a frame: an error in IPv4 or IPv6 that names `mtu` and quotes its IP
-/// packet up to `cut` bytes.
+/// A router's error about a frame: in IPv4 or IPv6, with `mtu` and a quotation of its IP packet up
+/// to `cut` bytes.
 fn error(frame: &[u8], cut: usize, mtu: u32, v4: bool) -> Option<Vec<u8>> {
     let Ok(packet) = Plain::parse(frame) else { return None };
     let (ip, _) = packet.tcp()?;

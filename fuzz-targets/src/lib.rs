@@ -1,10 +1,10 @@
-//! What is fuzzed: one function of bytes per target. It panics if something that must hold
-//! whatever the bytes are does not.
+//! The fuzz targets: one function of bytes each. It panics if a condition does not hold that must
+//! hold whatever the bytes are.
 //!
 //! `fuzz/` runs these functions under cargo-fuzz, for as long as one likes; `tests/bounded.rs` runs
 //! them on a stable compiler, a bounded number of times. Where bytes alone would rarely get past
 //! the first check, a target reads them as operations or fields (`arbitrary`), so that a mutation
-//! of the bytes is a mutation of what happens.
+//! of the bytes is a mutation of the operations.
 
 pub mod arena;
 pub mod bootline;
@@ -20,14 +20,14 @@ pub mod sender;
 pub mod sockets;
 pub mod wire;
 
-/// A target: what `cargo fuzz` calls it, what it does, and where it starts from.
+/// A target: its name for `cargo fuzz`, its function, and its first inputs.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
     /// Name of the binary in `fuzz/`, and of its corpus directory.
     pub name: &'static str,
     /// Judges one input; panics on a finding.
     pub run: fn(&[u8]),
-    /// Inputs that are right, or nearly: what mutations start from.
+    /// Inputs that are right, or nearly, from which mutations start.
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 

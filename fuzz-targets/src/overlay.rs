@@ -1,8 +1,8 @@
 //! Both ways through a tunnel (`core::overlay`).
 //!
-//! Input: the outer header's ECN field, the inner MTU, the size of segments, then bytes. They are a
-//! datagram of a peer as they are, and one with a VXLAN header before them; and a frame that a
-//! guest sends.
+//! Input: the outer header's ECN field, the inner MTU, the size of segments, then bytes. The bytes
+//! are used as a datagram of a peer, unchanged and behind a VXLAN header, and as a frame of a
+//! guest.
 
 use nightporter_core::limits::OVERLAY_DATAGRAM_BYTES_MAX;
 use nightporter_core::overlay::ecn::Ecn;
@@ -24,7 +24,7 @@ const VNI: u32 = 7;
 /// Judges one input.
 pub fn run(data: &[u8]) {
     let Some(([ecn, a, b, c, d], bytes)) = data.split_first_chunk() else { return };
-    // What a configuration can have, and a path.
+    // The values of a configuration, and of a path.
     let mtu = 1280 + u16::from_be_bytes([*a, *b]) % 8000;
     let gso_size = u16::from_be_bytes([*c, *d]);
     comes_out(Ecn::of_tos(*ecn), mtu, bytes.to_vec());
@@ -83,7 +83,7 @@ fn goes_in(mtu: u16, gso_size: u16, frame: &[u8]) {
         csum_offset: 16,
         ..plain
     };
-    // Who sends too long a packet to somebody who is known is told so by a frame.
+    // The sender of a too long packet to a known station gets an error frame.
     overlay.tell_station(packet.eth.dst, PeerId(0), &[]);
     if let Some(error) = overlay.complain(NOW, frame) {
         assert!(frame.len() > usize::from(mtu) && error.len() < frame.len());

@@ -3,7 +3,7 @@
 //!
 //! Input: a shape, then operations. The driver's own steps are honest as far as the used ring can
 //! be judged (`Driver::honest`): which chains it offered, in which order. Once it has rewritten the
-//! ring itself, only what must hold of any ring is checked.
+//! ring itself, only the conditions of any ring are checked.
 
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
@@ -27,7 +27,7 @@ const REGIONS: [(u64, u64, u64, u64); 4] = [
     (0xffff_ffff_ffff_efff, 0x7f00_3000_0000, 0x11000, 0x1000),
 ];
 const FILE_LEN: usize = 0x13000;
-/// What is between the regions, before and after.
+/// The bytes between the regions, before and after.
 const NOBODYS: u8 = 0xa7;
 /// Places of the ring's three areas in the first region, and the end of the last.
 const DESC: u64 = 0;
@@ -103,7 +103,7 @@ impl Memory {
         assert!(all.iter().all(|b| *b == NOBODYS), "a byte outside guest memory was written");
     }
 
-    /// Writes what is inside; a driver cannot write elsewhere either.
+    /// Writes the part inside the regions; a driver cannot write elsewhere either.
     fn put(&self, guest: u64, bytes: &[u8]) {
         let _ = self.guest.write(guest, bytes);
     }
@@ -127,7 +127,7 @@ fn memfd(len: usize) -> OwnedFd {
     file
 }
 
-/// What the driver knows of its ring.
+/// The driver's knowledge of its ring.
 struct Driver {
     size: u16,
     avail_idx: u16,
@@ -135,7 +135,7 @@ struct Driver {
     offered: Vec<u16>,
     /// Bytes that each completed frame to the guest has, with its header.
     given: u64,
-    /// The ring's areas hold what this driver wrote there, as far as it may write.
+    /// The ring's areas hold this driver's own writes, as far as it may write.
     honest: bool,
     /// A descriptor somewhere may name the ring itself as a buffer, from now on.
     spoiled: bool,
@@ -161,7 +161,7 @@ struct World<'m> {
     features: RingFeatures,
     log: Option<InflightLog>,
     queue: Option<Queue>,
-    /// The used index when the ring started, and what was completed of `offered` then.
+    /// The used index when the ring started, and the completed part of `offered` then.
     used_from: u16,
     frame: Vec<u8>,
 }

@@ -1,10 +1,10 @@
-//! The sender of record (`core::congestion`) under any sequence of what a guest, a remote and time
-//! can do, the acknowledgements of a remote that lies among it.
+//! The sender (`core::congestion`) under any sequence of actions of a guest, a remote and time,
+//! including the acknowledgements of a remote that lies.
 //!
-//! After every step: nothing beyond what was handed over or the remote's edge leaves, no hole is
-//! left, no more is under way than the window allows, and the window is no larger than what was
-//! acknowledged can have made it, however the ACKs were cut. At the end the remote behaves, and all
-//! bytes must reach it.
+//! After every step: no byte leaves beyond the data that was handed over or the remote's edge, no
+//! hole is left, no more is under way than the window allows, and the window is no larger than the
+//! acknowledged bytes can have made it, however the ACKs were cut. At the end the remote behaves,
+//! and all bytes must reach it.
 
 use arbitrary::{Arbitrary, Unstructured};
 use nightporter_core::congestion::controller::initial_window;
@@ -20,13 +20,13 @@ const STREAM: u64 = 1 << 20;
 /// No segment is longer.
 const ROOM_MAX: u64 = 65_535;
 const OPS_MAX: usize = 400;
-/// Segments that may leave besides what the window allows: two new ones after a timeout (RFC 5682)
-/// and a loss probe (RFC 8985 section 7), and one that was begun within the window.
+/// Segments that may leave beyond the window: two new ones after a timeout (RFC 5682) and a loss
+/// probe (RFC 8985 section 7), and one that was begun within the window.
 const BESIDES: u64 = 4;
 /// Events that a remote that behaves needs at most.
 const HEAL_EVENTS: usize = 40_000;
 
-/// What an input starts with.
+/// The beginning of an input.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 struct Shape {
     reno: bool,
@@ -40,7 +40,7 @@ struct Shape {
 enum Op {
     /// The guest hands over so much more.
     Offer(u16),
-    /// The remote acknowledges this part of what is under way, in 256ths, with blocks.
+    /// The remote acknowledges this part of the bytes under way, in 256ths, with blocks.
     Ack { part: u8, blocks: Vec<(u8, u8)>, room: u32, ece: bool, bare: bool },
     /// It acknowledges anything at all.
     Lie(u32),
@@ -54,12 +54,12 @@ enum Op {
     Mss(u16),
 }
 
-/// A sender and what it may do.
+/// A sender and its environment.
 struct World {
     sender: Sender,
     now: Instant,
     mss: u64,
-    /// End of what was handed over, of what has left.
+    /// End of the bytes that were handed over, and of those that have left.
     end: u64,
     next: u64,
     una: u64,
@@ -173,7 +173,7 @@ impl World {
         self.sender.on_timeout(self.now);
     }
 
-    /// The earlier of the next timer and of what the pace holds back.
+    /// The earlier of the next timer and of the pace.
     fn reaches_timer(&mut self) {
         let mut at = self.sender.timeout();
         if self.sender.paced_until() > self.now {
@@ -208,7 +208,7 @@ impl World {
         true
     }
 
-    /// What is so after every step.
+    /// The conditions after every step.
     fn holds(&self) {
         let s = &self.sender;
         assert_eq!((s.una(), s.next(), s.end()), (self.una, self.next, self.end));

@@ -1,9 +1,9 @@
-//! A host's sockets (`core::toe`) with a guest that lies and another host that does.
+//! A host's sockets (`core::toe`) with a guest and another host that lie.
 //!
-//! Input: operations. A guest sends packets, well formed or not, with or without payload, and asks
-//! for what it likes; another host sends messages and requests, as bytes or made of fields that
-//! nearly fit; time passes. Meanwhile one honest guest sends to another, and every byte must reach
-//! it; its connection must end clean, and nothing be left of the others when they are gone.
+//! Input: operations. A guest sends packets, well formed or not, with or without payload, and any
+//! requests; another host sends messages and requests, as bytes or made of fields that nearly fit;
+//! time passes. Meanwhile one honest guest sends to another, and every byte must reach it; its
+//! connection must end clean, and no state of the others may be left when they are gone.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -67,7 +67,7 @@ enum Op {
     Loss(u8),
     /// A sends so many bytes, B reads.
     Honest(u8),
-    /// B answers those who connect: it accepts, or refuses.
+    /// B answers waiting connections: it accepts, or refuses.
     Answers(bool),
     /// So many milliseconds pass.
     Wait(u16),
@@ -124,7 +124,7 @@ struct World {
     now: Instant,
     /// Of this host for itself.
     messages: VecDeque<(Message, Option<Request>)>,
-    /// Who connects to B, and is not answered.
+    /// Connections to B without an answer.
     calls: VecDeque<Header>,
     /// B's ports of the honest connection.
     honest: (u32, u32),
@@ -231,7 +231,7 @@ impl World {
         world
     }
 
-    /// A guest's packet. Whatever it is, what is to be carried is no more than it has.
+    /// A guest's packet. Whatever it is, no more than its bytes may be carried.
     fn says(
         &mut self,
         vm: VmId,
@@ -271,7 +271,7 @@ impl World {
         self.carry();
     }
 
-    /// All that this host has to say to its guests and to itself.
+    /// Carries all messages of this host to its guests and to itself.
     fn carry(&mut self) {
         loop {
             while let Some(output) = self.host.poll_output(self.now) {
@@ -400,7 +400,7 @@ impl World {
         assert!(self.host.poll_timeout().is_none_or(|at| at > self.now), "a timer that is late");
     }
 
-    /// The other host says something, and perhaps again as if it had been held.
+    /// The other host sends a message, and perhaps again as if it had been held.
     fn message(&mut self, message: &Message, again: bool) {
         let met = self.host.handle_message(self.now, THERE, message);
         self.gives(met, message);
@@ -442,7 +442,7 @@ impl World {
             let _ = self.host.remove_guest(self.now, vm);
             self.carry();
         }
-        // What they had closed before is given up when nobody answers.
+        // Sockets that they had closed before are given up when there is no answer.
         self.now = self.now + Duration::from_secs(2000);
         self.host.handle_timeout(self.now);
         self.carry();

@@ -1,7 +1,7 @@
 //! Frames of any content through everything in `core::wire`: parsers, edits in place, emission,
 //! the virtio-net header, segmentation.
 //!
-//! Input: a mode byte, [`EDIT_LEN`] bytes that say what is edited, a virtio-net header, a frame.
+//! Input: a mode byte, [`EDIT_LEN`] bytes that choose the edits, a virtio-net header, a frame.
 
 use std::num::NonZeroU64;
 
@@ -20,7 +20,7 @@ use crate::captures;
 
 /// Mode bit: the frame's checksums are made right first, or mutations would never see them so.
 const REPAIR: u8 = 1;
-/// What an edit writes: seq, ack, two timestamps, window, flags, ECN codepoint.
+/// The content of an edit: seq, ack, two timestamps, window, flags, ECN codepoint.
 const EDIT_LEN: usize = 4 * 4 + 2 + 2 + 1;
 /// Most option bytes of a TCP header.
 const OPTIONS_MAX: usize = 40;
@@ -69,7 +69,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     frames.iter().flat_map(|f| [input(0, f), input(REPAIR, f)]).collect()
 }
 
-/// A heartbeat that is understood is what the host would send, but for its source and its end.
+/// A heartbeat that is understood equals the host's, except for its source and its end.
 fn heartbeat_says_the_same(frame: &[u8]) {
     if let Some(beat) = Heartbeat::parse(frame) {
         let sent = beat.emit();
@@ -100,7 +100,7 @@ fn checksums_agree(bytes: &[u8], cut: usize) {
     }
 }
 
-/// What a checksum field and the bytes it covers add up to, modulo 65535: an update must keep it.
+/// The sum of a checksum field and the bytes that it covers, modulo 65535: an update must keep it.
 fn congruent(check: u16, covered: &[u8]) -> u32 {
     (u32::from(check) + u32::from(plain_sum(covered))) % 0xffff
 }
@@ -147,7 +147,7 @@ fn packet_is_within(packet: &Packet, frame: &[u8]) {
     }
 }
 
-/// What lies behind the IP packet is nobody's business (COM-02).
+/// Bytes behind the IP packet do not matter (COM-02).
 fn padding_does_not_matter(packet: &Packet, frame: &[u8]) {
     if let Net::Ip(ip) = &packet.net {
         assert_eq!(Packet::parse(&frame[..ip.end as usize]).as_ref(), Ok(packet));
@@ -155,7 +155,7 @@ fn padding_does_not_matter(packet: &Packet, frame: &[u8]) {
     }
 }
 
-/// COM-16 to COM-18: what survives the check can be finished or cut, into right frames only.
+/// COM-16 to COM-18: a frame that passes the check can be finished or cut, into right frames only.
 fn what_a_guest_says_is_checked(hdr: &VirtioNetHdr, frame: &[u8], packet: &Packet) {
     let Ok(clean) = validate_hdr(hdr, frame, packet) else { return };
     assert_eq!(validate_hdr(&clean, frame, packet), Ok(clean), "checked twice is checked once");
@@ -203,7 +203,8 @@ fn super_segment_is_cut(hdr: &VirtioNetHdr, frame: &[u8], ip: &Ip, tcp: &Tcp) {
     assert_eq!(payload, frame[tcp.payload_offset as usize..ip.end as usize]);
 }
 
-/// COM-14, COM-15: an edit changes what it says, and a checksum is as right after it as before.
+/// COM-14, COM-15: an edit changes only its own fields, and a checksum is as right after it as
+/// before.
 fn edits_keep_checksums(frame: &[u8], ip: &Ip, tcp: &Tcp, edit: &[u8; EDIT_LEN]) {
     let be32 = |at: usize| u32::from_be_bytes(std::array::from_fn(|i| edit[at + i]));
     let be16 = |at: usize| u16::from_be_bytes([edit[at], edit[at + 1]]);
@@ -222,7 +223,8 @@ fn edits_keep_checksums(frame: &[u8], ip: &Ip, tcp: &Tcp, edit: &[u8; EDIT_LEN])
         assert_eq!((tcp2.seq, tcp2.ack), (Seq(be32(0)), Seq(be32(4))));
         assert_eq!((tcp2.window, tcp2.flags), (be16(16), flags));
         assert_eq!(ip2.tos, ip.tos & !3 | edit[20] & 3);
-        // Without SYN the other whitelist holds: then only what does not depend on it is compared.
+        // Without SYN the other whitelist applies: then only parts that do not depend on it are
+        // compared.
         if tcp.flags.syn() == flags.syn() {
             let ts = tcp2.options.timestamps;
             assert_eq!(ts.is_some(), tcp.options.timestamps.is_some());
@@ -255,7 +257,7 @@ fn plain_tcp_ok(frame: &[u8], ip: &Ip) -> bool {
     plain_sum(&[&src[skip..], &dst[skip..], &len, &[0, 6], segment].concat()) == 0xffff
 }
 
-/// What we can say ourselves we read back as it was (`parse(emit(x)) == x`).
+/// Emitted frames read back unchanged (`parse(emit(x)) == x`).
 fn emission_says_the_same(frame: &[u8], packet: &Packet, ip: &Ip, tcp: &Tcp) {
     let o = &tcp.options;
     let sayable = o.understood()

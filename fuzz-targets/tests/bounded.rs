@@ -1,11 +1,11 @@
 //! Every target on a stable compiler: its seeds, mutations of them, and noise, the same in every
-//! run. Each test takes a second or two; `make fuzz` takes as long as one gives it.
+//! run. Each test takes a second or two; `make fuzz` takes as long as it is given.
 
 use nightporter_fuzz_targets::TARGETS;
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 
-/// A few bytes overwritten, inserted, removed or repeated: what a fuzzer would try first.
+/// A few bytes overwritten, inserted, removed or repeated, as a fuzzer would try first.
 #[derive(Clone, Debug)]
 enum Change {
     Set(prop::sample::Index, u8),

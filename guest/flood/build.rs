@@ -1,5 +1,6 @@
-//! Compiles the BPF program `np_flood` and finds libbpf to load it with. Neither is needed for the
-//! rest: without clang or the libraries the tool is built without `np_flood`, and says so if asked.
+//! Compiles the BPF program `np_flood` and finds libbpf to load it with. The rest needs neither:
+//! without clang or the libraries the tool is built without `np_flood`, and reports that when it is
+//! asked for it.
 
 use std::env;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
 //! `nightporter-lab-peer`: a [`Peer`] that obeys over standard input and output, a JSON line each.
-//! It is no init and is linked dynamically, so that a library can be put under it.
+//! It is no init and is linked dynamically, so that a library can be preloaded.
 //!
-//! As `nightporter-lab-peer serve` it runs what others ask for, and as `nightporter-lab-peer at
-//! ADDRESS WORDS...` it asks the one at that address ([`remote`]).
+//! As `nightporter-lab-peer serve` it runs commands of others, and as `nightporter-lab-peer at
+//! ADDRESS WORDS...` it sends a command to the one at that address ([`remote`]).
 
 mod remote;
 

@@ -1,8 +1,8 @@
-//! Commands for other guests: what ssh is elsewhere, without keys, accounts and a terminal. Guests
-//! of the lab trust each other.
+//! Commands for other guests, in place of ssh, without keys, accounts and a terminal. Guests of the
+//! lab trust each other.
 //!
-//! The guest that asks connects, sends a command of the shell, and finishes. The other guest sends
-//! all that the command says, and behind that a byte with its exit status.
+//! The guest that asks connects, sends a shell command, and finishes its stream. The other guest
+//! sends the command's output, followed by a byte with its exit status.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -16,7 +16,7 @@ const PORT: u16 = 514;
 /// The status of a command that was ended by a signal, or could not be started.
 const FAILED: u8 = 255;
 
-/// Runs what others ask for, for ever.
+/// Runs the commands of others, for ever.
 pub(crate) fn serve() -> Result<()> {
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).context("listening")?;
     for stream in listener.incoming() {
@@ -41,7 +41,7 @@ fn run(mut stream: TcpStream) -> Result<()> {
     stream.write_all(&[status]).context("telling its status")
 }
 
-/// Has another guest run a command, and says what it says; its exit status.
+/// Has another guest run a command, and prints its output; returns its exit status.
 pub(crate) fn run_at(host: &str, command: &str) -> Result<u8> {
     let mut stream = TcpStream::connect((host, PORT)).with_context(|| host.to_owned())?;
     stream.write_all(command.as_bytes()).context("asking")?;

@@ -13,15 +13,15 @@ use nix::sys::reboot::{RebootMode, reboot, set_cad_enabled};
 /// Where the initramfs keeps the kernel modules, named so that sorting gives the load order.
 const MODULES: &str = "/modules";
 
-/// Least, first and largest receive buffer of a connection, bytes: what Linux gives a guest with
-/// 768 MiB and more (net/ipv4/tcp.c, `tcp_init`, 6.1). Lab guests have less, and a window that
-/// is small only because of that would make the host look good.
+/// Least, first and largest receive buffer of a connection, bytes: the values of a Linux guest with
+/// 768 MiB and more (net/ipv4/tcp.c, `tcp_init`, 6.1). Lab guests have less memory, and a window
+/// that is small only because of that would make the host look good.
 const TCP_RMEM: &str = "4096 131072 6291456";
 
-/// The same for the send buffer. What a guest hands over at once is no more than this.
+/// The same for the send buffer, which bounds the data that a guest hands over at once.
 const TCP_WMEM: &str = "4096 16384 4194304";
 
-/// Where programs keep what they need while they run.
+/// The directory for programs' files while they run.
 const RUN: &str = "/run";
 
 /// Mounts the kernel's file systems, loads the modules and reads the command line.

@@ -1,4 +1,4 @@
-//! What the guest is told on its kernel command line.
+//! The guest's configuration on its kernel command line.
 //!
 //! ```text
 //! np.control=ttyS1                            serial port of the control channel

@@ -1,5 +1,5 @@
 //! bpf(2), as far as an XDP program with one counter map needs it. The kernel headers are not
-//! bound: four structs are all there is to it.
+//! bound: four structs suffice.
 
 use std::ffi::CString;
 use std::io;

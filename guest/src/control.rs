@@ -2,12 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What the host asks of the guest. The guest answers each with one [`Reply`].
+/// The host's commands to the guest. The guest answers each with one [`Reply`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "cmd", rename_all = "snake_case")]
 pub enum Command {
-    /// Measure how many load loops this vCPU does per millisecond when nobody competes with it.
-    /// Answer: [`Reply::Calibrated`].
+    /// Measure how many load loops this vCPU does per millisecond without competition. Answer:
+    /// [`Reply::Calibrated`].
     Calibrate,
     /// Start (or replace) the CPU load: `percent` of every period's worth of loops is owed,
     /// whether or not the vCPU was given the time to do it.
@@ -39,28 +39,28 @@ pub enum Command {
         program: String,
         /// Its arguments.
         arguments: Vec<String>,
-        /// What its environment has besides.
+        /// Additions to its environment.
         environment: Vec<(String, String)>,
     },
     /// Start a program that stays, instead of the one that had this name. Answer: [`Reply::Ok`].
     Start {
-        /// What it is called.
+        /// Its name.
         name: String,
         /// Its file.
         program: String,
         /// Its arguments.
         arguments: Vec<String>,
-        /// What its environment has besides.
+        /// Additions to its environment.
         environment: Vec<(String, String)>,
     },
-    /// Say a line to one of those. Answer, when it has said one: [`Reply::Said`].
+    /// Send a line to one of those. Answer, with its next line: [`Reply::Said`].
     Say {
-        /// What it is called.
+        /// Its name.
         name: String,
         /// Without its end.
         line: String,
     },
-    /// What the guest's TCP has counted ([`crate::netstat`]). Answer: [`Reply::Counted`].
+    /// The counters of the guest's TCP ([`crate::netstat`]). Answer: [`Reply::Counted`].
     Netstat {
         /// How the counters' names begin.
         names: Vec<String>,
@@ -69,7 +69,7 @@ pub enum Command {
     Write {
         /// Its path.
         path: String,
-        /// What to write.
+        /// The text.
         text: String,
     },
     /// Take the virtio-net driver off the NIC's device (sysfs `unbind`).
@@ -90,7 +90,7 @@ pub enum Command {
     PowerOff,
 }
 
-/// What the guest answers.
+/// The guest's answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "reply", rename_all = "snake_case")]
 pub enum Reply {
@@ -126,10 +126,10 @@ pub enum Reply {
     Ran {
         /// With exit code 0.
         ok: bool,
-        /// What it said.
+        /// Its output.
         output: String,
     },
-    /// What a program said.
+    /// A line of a program.
     Said {
         /// With its end.
         line: String,
@@ -141,7 +141,7 @@ pub enum Reply {
     },
     /// The command failed; the guest goes on.
     Error {
-        /// What went wrong.
+        /// The error.
         message: String,
     },
 }

@@ -1,4 +1,4 @@
-//! The data channel: what one TCP connection to a guest is for.
+//! The data channel: the purpose of each TCP connection to a guest.
 //!
 //! ```text
 //! SINK    host: header, payload            guest: READ_ALL, verdict
@@ -9,11 +9,11 @@
 //! ```
 //!
 //! SINK times a transfer on the sender's clock: the guest's application writes the one byte
-//! [`READ_ALL`] the moment it has read everything, *then* hashes what it read and writes its
-//! [`Verdict`]. The hash therefore never inflates the delivered time. The reply leaves in the
-//! time slice in which the last byte was read and costs one trip back, the same on every path.
-//! BOTH says [`READ_ALL`] in a UDP datagram to the host's address and port of the connection, where
-//! it would wait behind the guest's own payload.
+//! [`READ_ALL`] the moment it has read everything, *then* hashes the bytes and writes its
+//! [`Verdict`]. So the hash never inflates the delivered time. The reply leaves in the time slice
+//! in which the last byte was read and costs one trip back, the same on every path. BOTH sends
+//! [`READ_ALL`] in a UDP datagram to the host's address and port of the connection, because in the
+//! connection it would wait behind the guest's own payload.
 
 use std::hash::Hasher;
 use std::io::{self, Read, Write};
@@ -30,14 +30,14 @@ pub const READ_ALL: u8 = b'R';
 
 const MAGIC: u32 = 0x4e50_5831; // "NPX1"
 
-/// What the connection is for.
+/// The purpose of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Service {
     /// The guest reads, answers, hashes, answers.
     Sink,
     /// The guest sends `bytes` bytes of a [`Source`] with the header's `hash` as seed, then closes.
     Source,
-    /// The guest sends back what it reads.
+    /// The guest sends back the bytes that it reads.
     Echo,
     /// The guest sends until the connection is ended.
     Pour,
@@ -49,7 +49,7 @@ pub enum Service {
 /// First bytes of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// What the connection is for.
+    /// The purpose of the connection.
     pub service: Service,
     /// Payload bytes that follow the header (SINK, ECHO, BOTH) or that the guest shall send
     /// (SOURCE, BOTH); POUR: unused.
@@ -79,7 +79,7 @@ impl Header {
         out
     }
 
-    /// BOTH: seed of what the host sends.
+    /// BOTH: seed of the host's data.
     #[must_use]
     pub const fn seed_of_host(&self) -> u64 {
         self.hash.wrapping_add(1)
@@ -104,7 +104,7 @@ impl Header {
     }
 }
 
-/// What a sink found, sent after [`READ_ALL`].
+/// A sink's result, sent after [`READ_ALL`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Verdict {
     /// Whether `hash` equals the header's.
@@ -169,8 +169,8 @@ pub fn fill(seed: u64, out: &mut [u8]) {
     }
 }
 
-/// What guests send: a piece of one stream of [`fill`], which the seed chooses. So a guest makes
-/// the stream once, and nothing of that is part of a transfer.
+/// The data that guests send: a piece of one stream of [`fill`], which the seed chooses. So a guest
+/// makes the stream once, and that is no part of a transfer.
 #[derive(Debug, Default)]
 pub struct Source(Vec<u8>);
 
@@ -193,7 +193,7 @@ impl Source {
         }
     }
 
-    /// It has what a [`Self::piece`] needs.
+    /// Whether it has the bytes that a [`Self::piece`] needs.
     #[must_use]
     pub fn reaches(&self, seed: u64, bytes: usize) -> bool {
         Self::range(seed, bytes).end <= self.0.len()

@@ -1,7 +1,7 @@
-//! A sink for HTTP uploads, so that clients nobody wrote for the lab can send to a guest.
+//! A sink for HTTP uploads, so that clients that were not written for the lab can send to a guest.
 //!
-//! It reads a request with a `Content-Length` to its end, answers 200 and closes. Nothing else of
-//! HTTP is there.
+//! It reads a request with a `Content-Length` to its end, answers 200 and closes. It supports
+//! nothing else of HTTP.
 
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};

@@ -1,13 +1,13 @@
-//! What a lab guest and the lab on the host say to each other.
+//! The protocols between a lab guest and the lab on the host.
 //!
 //! Two channels, so that steering a guest never depends on the network path being measured:
 //!
 //! - **control** ([`control`]): JSON lines over a serial port. One [`control::Command`] from the
 //!   host, one [`control::Reply`] from the guest, in turn. The guest opens with `Reply::Ready`.
-//! - **data** ([`data`]): TCP port [`data::PORT`]. A 24-byte [`data::Header`] says what the
-//!   connection is for.
+//! - **data** ([`data`]): TCP port [`data::PORT`]. A 24-byte [`data::Header`] gives the purpose of
+//!   the connection.
 //!
-//! A third thing is said over the control channel: what a [`peer`] is to do with its sockets.
+//! The control channel also carries the commands for a [`peer`]'s sockets.
 //!
 //! The guest learns its addresses from the kernel command line ([`bootline`]).
 

@@ -1,9 +1,9 @@
 //! A CPU load whose demand is counted in work done.
 //!
-//! A load that sleeps by the clock does less work when its time is stolen, and hides the effect
-//! of competition. This one owes `percent` of a period's worth of calibrated loops every period;
-//! what it could not do is carried over without limit. So three guests that each demand 60 % of
-//! one core keep that core busy for good.
+//! A load that sleeps by the clock does less work when its time is stolen, and hides the effect of
+//! competition. This one owes `percent` of a period's worth of calibrated loops every period, and
+//! carries unfinished work over without limit. So three guests that each demand 60 % of one core
+//! keep that core busy for good.
 
 use std::hint::black_box;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! The init and agent of a lab guest.
 //!
-//! Boots in order: mounts, modules, NICs, data service, control loop. Its children are those that
-//! the host asks for. It never returns; when it cannot go on it says why on the console and powers
-//! the guest off.
+//! It boots in order: mounts, modules, NICs, data service, control loop. Its children are those
+//! that the host asks for. It never returns; when it cannot go on, it prints the reason on the
+//! console and powers the guest off.
 
 mod agent;
 mod boot;

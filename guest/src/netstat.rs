@@ -1,4 +1,4 @@
-//! What a kernel's TCP has counted: netstat(8)'s `TcpExt`.
+//! Counters of a kernel's TCP: netstat(8)'s `TcpExt`.
 
 /// The kernel's counters, for the caller's network namespace.
 pub const FILE: &str = "/proc/thread-self/net/netstat";

@@ -1,4 +1,4 @@
-//! Programs of the guest: those that are run to their end, and those that stay and are spoken to
+//! Programs of the guest: those that are run to their end, and those that stay and are controlled
 //! over their standard input and output.
 
 use std::fmt::Write as _;
@@ -15,8 +15,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
-/// A program that says nothing for so long stands still, whatever else runs on its CPU: what it
-/// does between two of its words takes less than a second alone.
+/// A program without output for so long is stuck, whatever else runs on its CPU: between two
+/// outputs it works for less than a second.
 pub(crate) const SILENCE: Duration = Duration::from_secs(60);
 
 /// A program that was run.
@@ -24,11 +24,11 @@ pub(crate) const SILENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Ran {
     /// It has ended, and well.
     pub(crate) ok: bool,
-    /// What it has said, and where it stood if it was killed for its silence.
+    /// Its output, and where it was stuck if it was killed for its silence.
     pub(crate) output: String,
 }
 
-/// Runs a program until it and whoever it has left its output to have ended.
+/// Runs a program until it and all processes that hold its output have ended.
 pub(crate) fn run(
     program: &str,
     arguments: &[String],
@@ -52,7 +52,7 @@ pub(crate) fn run(
     Ok(Ran { ok, output: String::from_utf8_lossy(&said).into_owned() + &report })
 }
 
-/// Whether that what is said has an end. It has none if nothing is said for so long.
+/// Reads the output to its end. `false`: there was none for so long.
 fn heard(from: &mut PipeReader, said: &mut Vec<u8>, silence: Duration) -> Result<bool> {
     let (limit, mut part) = (PollTimeout::try_from(silence)?, [0; 4096]);
     while poll(&mut [PollFd::new(from.as_fd(), PollFlags::POLLIN)], limit)? > 0 {
@@ -64,7 +64,7 @@ fn heard(from: &mut PipeReader, said: &mut Vec<u8>, silence: Duration) -> Result
     Ok(false)
 }
 
-/// What each thread of each program waits for, a line each.
+/// The wait of each thread of each program, a line each.
 fn standing() -> String {
     let mut lines = String::new();
     let entries = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten();
@@ -96,7 +96,7 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Starts it. What it says on standard error goes to the console.
+    /// Starts it. Its standard error goes to the console.
     pub(crate) fn start(
         program: &str,
         arguments: &[String],
@@ -110,7 +110,7 @@ impl Program {
         Ok(Self { child, input, output: BufReader::new(output) })
     }
 
-    /// Says a line, and waits for one.
+    /// Sends a line, and waits for one.
     pub(crate) fn say(&mut self, mut line: String) -> Result<String> {
         line.push('\n');
         self.input.write_all(line.as_bytes()).context("speaking to a program")?;

@@ -19,7 +19,7 @@ const WORKERS: usize = 8;
 /// Largest payload a guest keeps, bytes: a bound on its memory.
 const PAYLOAD_MAX: u64 = 100_000_000;
 
-/// What is sent. Read by all connections at a time.
+/// The data to send. All connections of a time read it.
 static SOURCE: RwLock<Source> = RwLock::new(Source::new());
 
 const LOCK: &str = "no panics under this lock";
@@ -158,7 +158,7 @@ fn echo(stream: &mut TcpStream, bytes: u64) -> io::Result<()> {
     finish(stream)
 }
 
-/// Says FIN and waits for the host's, so that the host decides when a connection is over.
+/// Sends FIN and waits for the host's, so that the host decides when a connection is over.
 fn finish(stream: &mut TcpStream) -> io::Result<()> {
     stream.shutdown(Shutdown::Write)?;
     match io::copy(stream, &mut io::sink())? {

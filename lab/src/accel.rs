@@ -1,4 +1,4 @@
-//! Does KVM really work here? `/dev/kvm` may open while guests hang after "Booting from ROM" (a
+//! Whether KVM really works here. `/dev/kvm` may open while guests hang after "Booting from ROM" (a
 //! nested host without hardware virtualisation), so the answer is a boot with a time limit.
 
 use std::fmt;

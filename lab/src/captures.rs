@@ -1,5 +1,5 @@
-//! Both sides of one guest's connections: captures of the uplink and of its port, and what the
-//! trace checker (`nightporter_check::trace`) finds in them.
+//! Both sides of one guest's connections: captures of the uplink and of its port, and the trace
+//! checker's findings (`nightporter_check::trace`).
 
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -61,7 +61,8 @@ impl Captures {
             for side in &mut started {
                 side.wait_for(HEADER)?;
             }
-            // What passed while they started is in one file and not in the other, or in none.
+            // Frames that passed while they started are in one file and not in the other, or in
+            // none.
             if counters(daemon, name)? == before {
                 let sides = started.try_into().expect("two sides");
                 return Ok(Self { sides, guest_mac: nic.mac.0 });
@@ -137,7 +138,7 @@ impl Side {
     }
 }
 
-/// What captures of the uplink and of a guest's port would have taken so far.
+/// The numbers of frames that captures of the uplink and of a guest's port would have so far.
 fn counters(daemon: &mut Daemon, guest: &str) -> Result<[u64; 2]> {
     let status = status(daemon)?;
     Ok([bytes(port(&status, "uplink")?)?, bytes(port(&status, guest)?)?])

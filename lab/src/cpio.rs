@@ -1,4 +1,4 @@
-//! Writes a cpio archive in the "newc" format, the one an initramfs is made of.
+//! Writes a cpio archive in the "newc" format, which an initramfs has.
 //!
 //! Format: Linux Documentation/driver-api/early-userspace/buffer-format.rst.
 

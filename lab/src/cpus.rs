@@ -1,4 +1,4 @@
-//! Which core is whose: the guests' vCPU threads share one, everybody else has the others.
+//! The use of cores: the guests' vCPU threads share one, all other threads have the rest.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;

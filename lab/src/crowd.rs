@@ -1,12 +1,12 @@
-//! What a crowd of VMs whose guests do not run costs others: the echo between two uplinks beside
-//! them and without them, and how long an operator waits for what is asked of all of them.
+//! The cost of a crowd of VMs whose guests do not run: the echo between two uplinks with and
+//! without them, and the time of an operator's commands that concern all of them.
 //!
-//! The front-ends are of our own: each connects, shares memory, starts its rings and says nothing
-//! more, as a VM that is paused. Two daemons, one without VMs, run at once, and some echoes of one
-//! alternate with some of the other. They and the stations have one core together: which of two
-//! cores wakes which, and from what sleep, is more than what is looked for. Whoever asks and
-//! changes then does so of a daemon with the crowd that may use all cores. Everything happens in a
-//! network namespace of this process.
+//! The front-ends are our own: each connects, shares memory, starts its rings and then does
+//! nothing, like a paused VM. Two daemons, one without VMs, run at once, and echoes of one
+//! alternate with echoes of the other. They and the stations share one core, because wake-ups
+//! between two cores, and from which sleep, would vary more than the effect. An operator's
+//! questions and changes then go to a daemon with the crowd that may use all cores. Everything
+//! happens in a network namespace of this process.
 
 use std::fmt::{self, Write as _};
 use std::fs::{self, File};
@@ -44,10 +44,10 @@ const IN_TURN: usize = 100;
 const WARM_UP: usize = 20;
 /// The core that all share.
 const CORE: usize = 0;
-/// What an echo may take.
+/// The limit for an echo.
 const ECHO_LIMIT: Duration = Duration::from_millis(500);
 
-/// What to measure.
+/// The measurements.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
     /// VMs in the crowd.
@@ -103,7 +103,7 @@ pub fn run(options: &Options) -> Result<bool> {
     Ok(true)
 }
 
-/// A daemon with two uplinks and so many VMs, and those who use it.
+/// A daemon with two uplinks and so many VMs, and its users.
 #[derive(Debug)]
 struct Host {
     vms: usize,
@@ -201,7 +201,7 @@ fn statuses(control: &mut Control, metrics: SocketAddr, options: &Options) -> Re
     Ok(vec![("status", told), ("scrape", scraped)])
 }
 
-/// All that was measured, by what it is about.
+/// All measurements, by subject.
 #[derive(Debug, Default)]
 struct Times(Vec<(String, Vec<Duration>)>);
 
@@ -343,7 +343,7 @@ struct Idle {
 const MEMORY: u64 = 1 << 20;
 
 impl Idle {
-    /// Connects, and starts a ring each way, in memory that nobody has written to.
+    /// Connects, and starts a ring each way, in memory that was never written.
     fn connect(socket: &Path) -> Result<Self> {
         let (memory, kick) = (front_end::memory(MEMORY)?, front_end::notifier()?);
         let ring = |base| RingAt {

@@ -27,9 +27,9 @@ const CONFIGURATION: &str = "nightporter.toml";
 pub struct Vm {
     /// The port's name.
     pub name: String,
-    /// What the guest uses it with.
+    /// The NIC with which the guest uses it.
     pub nic: Nic,
-    /// Who runs it.
+    /// The VMM.
     pub vmm: Vmm,
     /// It has a socket device, too.
     pub toe: bool,

@@ -45,15 +45,15 @@ const TRACED: [usize; 3] = [10_000, 100_000, 1_000_000];
 
 /// No transfer takes this long unless something is broken.
 const TRANSFER_LIMIT: Duration = Duration::from_secs(60);
-/// Between two transfers at least: what the last one left behind has been done by then.
+/// Between two transfers at least: the work of the last one is done by then.
 const PAUSE_MIN: Duration = Duration::from_millis(30);
 /// Moments to start at are spread over so long where the guests' cycle has no fixed length.
 const CYCLE: Duration = Duration::from_millis(90);
 
-/// What to measure.
+/// The measurements.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// How the guests compete, and over what they are reached: one case after the other.
+    /// The scheduler and the link: one case after the other.
     pub cases: Vec<(Scheduler, Link)>,
     /// Transfers for each path and size, at most.
     pub transfers: usize,
@@ -61,7 +61,7 @@ pub struct Options {
     pub time: Duration,
     /// Sizes of the transfers, bytes; `None`: 10 KB to 10 MB, and without competition 50 MB.
     pub sizes: Option<Vec<usize>>,
-    /// Who sends: one after the other, each for its share of the time.
+    /// The directions: one after the other, each for its share of the time.
     pub directions: Vec<Direction>,
     /// The paths of uploads, in table order.
     pub paths: Vec<NetPath>,
@@ -192,7 +192,7 @@ fn host_kernel() -> Result<String> {
     Ok(release.trim().to_owned())
 }
 
-/// A case's world and what it has found out about it.
+/// A case's world and the results about it.
 pub(crate) struct Lab {
     pub(crate) world: World,
     scheduler: Scheduler,
@@ -204,7 +204,7 @@ pub(crate) struct Lab {
     flood: Option<Flood>,
     /// The guest's interrupts when they were last told.
     interrupts: u64,
-    /// What had gone wrong when that was last noted.
+    /// The complaints when they were last noted.
     complaints: Complaints,
 }
 
@@ -249,7 +249,7 @@ impl Lab {
         Ok(())
     }
 
-    /// The same for downloads. The guest makes what it sends.
+    /// The same for downloads. The guest makes its data.
     fn warm_up_downloads(&mut self, options: &Options) -> Result<()> {
         if !options.directions.contains(&Direction::Down) {
             return Ok(());
@@ -280,7 +280,7 @@ impl Lab {
         Ok(())
     }
 
-    /// What each guest got of the core since `before`.
+    /// Each guest's share of the core since `before`.
     fn guest_shares(&mut self, before: &Clock) -> Result<Vec<GuestShare>> {
         let now = self.clock()?;
         let elapsed = now.at.duration_since(before.at).as_secs_f64();
@@ -303,7 +303,7 @@ impl Lab {
         Ok(shares)
     }
 
-    /// What the guest's TCP has counted so far.
+    /// The counters of the guest's TCP so far.
     fn guest_tcp(&mut self) -> Result<GuestTcp> {
         let guest = &mut self.world.guests[usize::from(RECEIVER)];
         let names = ["TCPTimeouts", "TCPLossProbes", "TCPLossProbeRecovery"];
@@ -330,8 +330,8 @@ impl Lab {
         thread::sleep(at.saturating_duration_since(Instant::now())); // the point of it
     }
 
-    /// Captures one more upload of each size while the guests compete, after everything was
-    /// measured because that costs time, and has the trace checker judge them. What it looked at.
+    /// Captures one more upload of each size while the guests compete, after all measurements,
+    /// because captures cost time, and has the trace checker judge them. Returns what was checked.
     fn check_traces(&mut self, paths: &[NetPath], dir: &Path) -> Result<Vec<String>> {
         let mut lines = Vec::new();
         for &path in paths.iter().filter(|&&path| path != NetPath::Tap) {
@@ -408,7 +408,7 @@ fn all_paths(options: &Options) -> impl Iterator<Item = NetPath> {
     options.paths.iter().chain(&options.down_paths).copied()
 }
 
-/// A moment, and what each guest's vCPU had had of its core by then.
+/// A moment, and the core time of each guest's vCPU by then.
 struct Clock {
     at: Instant,
     vcpu: Vec<CpuUse>,

@@ -1,11 +1,11 @@
-//! `nightporter-lab demo-toe`: what sockets over the host carry beside guest TCP, between guests of
-//! one host and of two ([`crate::hosts`]).
+//! `nightporter-lab demo-toe`: sockets over the host compared with guest TCP, between guests of one
+//! host and of two ([`crate::hosts`]).
 //!
 //! Guest 0 sends: to guest 1 by the switch of their host and by the TOE within it, to guest 2 by
-//! the overlay and by the TOE between both. All paths take turns, so whatever the machine does
-//! meanwhile it does to all of them. The same program ([`nightporter_guest::peer`]) sends and
-//! receives everywhere; over the veth pair alone, without guests, it says what the hosts' own TCP
-//! can do.
+//! the overlay and by the TOE between both. All paths take turns, so other load of the machine
+//! affects all of them. The same program ([`nightporter_guest::peer`]) sends and receives
+//! everywhere; over the veth pair alone, without guests, it shows the capacity of the hosts' own
+//! TCP.
 
 mod driver;
 mod ends;
@@ -33,7 +33,7 @@ use hosts::Ready;
 pub use report::Report;
 use report::Row;
 
-/// What is measured.
+/// The kinds of measurements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Case {
@@ -45,7 +45,7 @@ pub enum Case {
     RoundTrip,
 }
 
-/// Between whom.
+/// The guests of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Between {
@@ -57,7 +57,7 @@ pub enum Between {
     None,
 }
 
-/// By what.
+/// The path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Path {
@@ -80,7 +80,7 @@ const CASES: [Case; 3] = [Case::Stream, Case::Duplex, Case::RoundTrip];
 const PATHS: [Path; 6] =
     [Path::Overlay, Path::ToeTcp, Path::Switch, Path::ToeLocal, Path::Fabric, Path::Host];
 
-/// How long a transfer should take, and what it has at least and at most.
+/// How long a transfer should take, and its least and largest size.
 const TRANSFER: Duration = Duration::from_millis(400);
 const BYTES: (usize, usize) = (4_000_000, 64_000_000);
 /// Bytes that each path carries before anything is measured.
@@ -89,7 +89,7 @@ const WARM_UP: usize = 8_000_000;
 const ROUND_TRIPS: usize = 500;
 const PORT: u16 = 7000;
 
-/// What to measure.
+/// The measurements.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// One after the other.
@@ -109,7 +109,7 @@ struct Sample {
     rate: f64,
     /// Of round trips.
     rtt_us: f64,
-    /// What the receiver, and the daemon of its host, had of their cores.
+    /// The core time of the receiver, and of the daemon of its host.
     cpu_s: f64,
     /// Bytes that it received.
     bytes: f64,
@@ -155,8 +155,8 @@ fn measure(between: Between, options: &Options, progress: &mut Progress) -> Resu
     for path in PATHS {
         progress.step(&format!("first transfers: {path:?}"));
         for case in CASES {
-            // The first one is slower than all others, and so is the first of its size: memory that
-            // nobody has touched costs both ends page faults.
+            // The first one is slower than all others, and so is the first of its size: untouched
+            // memory costs both ends page faults.
             let first = hosts.sample(path, case, WARM_UP);
             let bytes = first.and_then(|_| hosts.sample(path, case, WARM_UP)).map(bytes_for);
             let touched = bytes.and_then(|bytes| Ok((bytes, hosts.sample(path, case, bytes)?)));
@@ -173,7 +173,7 @@ fn measure(between: Between, options: &Options, progress: &mut Progress) -> Resu
         progress.update(round, most, &format!("rounds between {between:?} guests"));
         let count = cells.len();
         for at in 0..count {
-            // Whoever begins in one round does not in the next.
+            // The first path of one round is another in the next.
             let (path, case, bytes, samples) = &mut cells[(at + round) % count];
             let sample = hosts.sample(*path, *case, *bytes);
             samples.push(sample.with_context(|| format!("{case:?} by {path:?}"))?);
@@ -195,7 +195,7 @@ fn bytes_for(first: Sample) -> usize {
     bytes
 }
 
-/// Who runs the guests, and what they boot.
+/// The VMM of the guests, and their image.
 pub(crate) fn vmm(
     between: Between,
     accel: Option<Accel>,
@@ -221,14 +221,14 @@ pub(crate) fn vmm(
     }
 }
 
-/// One connection, and one transfer over it. `cpu` is what the receiver and its host have had.
+/// One connection, and one transfer over it. `cpu` is the core time of the receiver and its host.
 fn transfer(
     [client, server]: [&mut dyn End; 2],
     to: std::net::SocketAddr,
     (case, bytes, seed): (Case, usize, u64),
     cpu: &dyn Fn(&dyn End) -> Result<Duration>,
 ) -> Result<Sample> {
-    // A driver answers nobody while it is asked nothing.
+    // A driver does nothing while it has no command.
     server.tell(Ask::Accept)?;
     for told in [client.ask(Ask::Connect { to })?, server.hear()?] {
         let Told::At { .. } = told else { bail!("connecting gave {told:?}") };

@@ -20,7 +20,7 @@ use nightporter_guest::data::{self, Header, READ_ALL, Service, Source, Verdict};
 use crate::sys;
 use crate::transfer::{Opened, Outcome, request, wait_for_ack_stamp};
 
-/// What guests send, made once.
+/// The data that guests send, made once.
 static SOURCE: Mutex<Source> = Mutex::new(Source::new());
 
 /// Has the guest at `address` send `bytes` bytes to the calling thread's network namespace.
@@ -52,7 +52,7 @@ pub fn download(address: Ipv4Addr, bytes: usize, seed: u64, limit: Duration) -> 
     })
 }
 
-/// What a transfer both ways took, each way for itself.
+/// The times of a transfer both ways, each way for itself.
 #[derive(Debug, Clone, Copy)]
 pub struct Both {
     /// The remote's bytes.

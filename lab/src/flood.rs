@@ -23,7 +23,7 @@ pub enum Flood {
 
 /// The default congestion control.
 const CONGESTION_CONTROL: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
-/// How long a guest that waits for its core may take to hear its host.
+/// How long a guest that waits for its core may take to receive a heartbeat.
 const HEARD_LIMIT: Duration = Duration::from_secs(20);
 
 impl Guest {
@@ -85,7 +85,7 @@ impl Guest {
     }
 }
 
-/// What a guest and a remote have counted of transfers that went wrong.
+/// Counters of a guest and a remote about transfers that went wrong.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Complaints {
     /// The guest's `TCPTimeouts`.

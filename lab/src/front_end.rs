@@ -1,5 +1,5 @@
-//! Our own VMM for vhost-user: what a front-end says to have a back-end serve rings that a program
-//! of the lab drives, and no guest.
+//! Our own VMM for vhost-user: a front-end's messages, so that a back-end serves rings that a
+//! program of the lab drives, without a guest.
 
 use std::fs::File;
 use std::io::IoSlice;
@@ -98,7 +98,7 @@ impl FrontEnd {
     }
 }
 
-/// Memory that nobody can shrink, as QEMU's guests have it.
+/// Memory that cannot be shrunk, as QEMU's guests have it.
 pub(crate) fn memory(len: u64) -> Result<File> {
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
     let memory = File::from(memfd_create("guest", flags)?);

@@ -12,8 +12,8 @@ use crate::process::Process;
 /// How long a guest may take to answer a command. Generous: it may be waiting for its core.
 pub(crate) const REPLY_LIMIT: Duration = Duration::from_secs(20);
 
-/// How long a program may take that the guest is to run. The guest itself ends one that says
-/// nothing for a minute, and tells where it stood, so this is for one that speaks for ever.
+/// How long a program of the guest may take. The guest itself ends one that is silent for a minute,
+/// and reports where it was stuck, so this is for one that never stops talking.
 const RUN_LIMIT: Duration = Duration::from_secs(300);
 
 /// How often a wait looks whether the guest is still there.
@@ -95,7 +95,7 @@ impl Control {
                     bail!("the guest's control channel closed");
                 }
                 Ok(_) => break,
-                // What has arrived of the line stays in `self.line`.
+                // The received part of the line stays in `self.line`.
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                     vmm.check_alive()?;
                     ensure!(Instant::now() < deadline, "no word from the guest in {limit:?}");

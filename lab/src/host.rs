@@ -40,7 +40,7 @@ pub const PREFIX: u8 = 24;
 
 const BRIDGE: &str = "bridge";
 
-/// The subnet of the host itself, where nobody else is: for measuring the link.
+/// The subnet of the host itself, without guests: for measuring the link.
 const HOST_SUBNET: u8 = 0;
 
 /// The host's side: bridge and taps, in the calling thread's new network namespace.
@@ -51,7 +51,7 @@ pub struct Host {
     measured: Option<Measured>,
 }
 
-/// A network namespace, the remote host's say; clones are the same one.
+/// A network namespace, for example the remote host's; clones are the same one.
 #[derive(Debug, Clone)]
 pub struct Remote {
     namespace: Arc<File>,
@@ -100,7 +100,7 @@ impl Host {
         remote.enter(|| -> Result<()> {
             ip("link set lo up")?;
             ip(&format!("link set eth0 address {REMOTE_MAC} up"))?;
-            // What one transfer learns about the way must not help or hurt the next one.
+            // The state of a path that one transfer learns must not help or hurt the next one.
             sysctl("net/ipv4/tcp_no_metrics_save", "1")?;
             let mut subnets = paths.iter().chain(&[HOST_SUBNET]);
             subnets.try_for_each(|&path| join_subnet(remote_address(path)))
@@ -112,13 +112,13 @@ impl Host {
         Ok(Self { remote, line, measured })
     }
 
-    /// What the link was found to do, if there is one.
+    /// The measured values of the link, if there is one.
     #[must_use]
     pub fn measured(&self) -> Option<Measured> {
         self.measured
     }
 
-    /// What the line has seen of connections.
+    /// The line's view of connections.
     #[must_use]
     pub fn watch(&self) -> Option<&Mutex<Watch>> {
         self.line.as_ref().map(DelayLine::watch)
@@ -245,12 +245,12 @@ pub(crate) fn add_address(address: Ipv4Addr) -> Result<()> {
 pub(crate) fn join_subnet(address: Ipv4Addr) -> Result<()> {
     add_address(address)?;
     let [a, b, c, _] = address.octets();
-    // Linux's default, whatever this host prefers: BBR, for one, paces, and takes a guest that
+    // Linux's default, whatever this host prefers: BBR, for example, paces, and takes a guest that
     // waits for its core for a slow path. A namespace may not choose its own.
     ip(&format!("route add {a}.{b}.{c}.0/{PREFIX} dev eth0 src {address} congctl cubic"))
 }
 
-/// A network namespace nobody is in yet.
+/// An empty network namespace.
 fn new_namespace() -> Result<File> {
     let inside = thread::spawn(|| -> Result<File> {
         unshare(CloneFlags::CLONE_NEWNET).context("making a network namespace")?;

@@ -1,5 +1,5 @@
-//! Two hosts, each with a daemon, and guests of both with sockets over their hosts: what the tests
-//! and the demo of the virtual TOE run in.
+//! Two hosts, each with a daemon, and guests of both with sockets over their hosts: the world of
+//! the virtual TOE's tests and demo.
 //!
 //! ```text
 //!   host namespace 1                                   host namespace 2
@@ -28,7 +28,7 @@ use crate::world::{BOOT_LIMIT, guest_name};
 const SUBNET: u8 = 4;
 /// Addresses of the hosts.
 pub const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 78, 0, 1), Ipv4Addr::new(10, 78, 0, 2)];
-/// Whose host is which.
+/// The host of each guest.
 pub const HOST_OF: [usize; 3] = [0, 0, 1];
 
 /// Everything that runs. Dropping it kills it.
@@ -40,7 +40,7 @@ pub struct Hosts {
     pub daemons: Vec<Daemon>,
     /// The hosts' namespaces.
     pub machines: [Remote; 2],
-    /// Whose host is which.
+    /// The host of each guest.
     host_of: Vec<usize>,
 }
 

@@ -3,8 +3,8 @@
 //! overlay (within a host over its switch), and by the TOE. Both take turns, run by run.
 //!
 //! Open MPI starts its daemons (`orted`) by `nightporter-lab-peer`, and these talk to each other by
-//! guest TCP on both paths. What is compared are the connections of the processes, which are under
-//! the TOE's library in one of both.
+//! guest TCP on both paths. The connections of the processes are compared; on one path these are
+//! under the TOE's library.
 
 mod report;
 
@@ -27,21 +27,21 @@ use crate::vmm::{Places, Vmm};
 pub use report::Report;
 use report::Run;
 
-/// What guests have besides; `dash` is their shell.
+/// Further packages of guests; `dash` is their shell.
 const PACKAGES: [&str; 4] = ["coreutils", "dash", "hpcc", "openmpi-bin"];
 /// Of a guest with one process and its share of the matrices.
 const MEMORY_MIB: u32 = 640;
 /// A run by the TOE has given each guest so many bytes of streams at least.
 const BYTES_LEAST: u64 = 1_000_000;
-/// Where it runs, and what it is told there and tells.
+/// Its directory, with its input and output.
 const DIRECTORY: &str = "/tmp/hpcc";
 
-/// What to measure.
+/// The measurements.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Numbers of guests, one after the other; even.
     pub guests: Vec<usize>,
-    /// Who runs them.
+    /// The VMM of the guests.
     pub between: Between,
     /// Runs by each path.
     pub rounds: usize,
@@ -107,7 +107,7 @@ fn measure(
     for round in 0..options.rounds {
         let paths = [Sockets::Native, Sockets::Toe];
         for at in 0..2 {
-            // Whoever begins in one round does not in the next.
+            // The first path of one round is another in the next.
             let path = paths[(at + round) % 2];
             progress.update(
                 2 * round + at,
@@ -124,8 +124,8 @@ fn measure(
     Ok(runs)
 }
 
-/// What an installed Debian has, and an unpacked one has not; what it is to compute; and who starts
-/// Open MPI's daemon there.
+/// Files that an installed Debian has, and an unpacked one has not; the input; and the program that
+/// starts Open MPI's daemon there.
 fn prepare(hosts: &mut Hosts, guest: usize, size: usize) -> Result<()> {
     let count = hosts.guests.len();
     let script = format!(
@@ -191,7 +191,7 @@ fn environment() -> Vec<(String, String)> {
     all.map(|(name, value)| (name.to_owned(), value.to_owned())).into()
 }
 
-/// Runs a script to its end; what it has said.
+/// Runs a script to its end; returns its output.
 fn sh(hosts: &mut Hosts, guest: usize, script: &str) -> Result<String> {
     let arguments = vec!["-ec".to_owned(), script.to_owned()];
     let (program, environment) = ("/bin/sh".to_owned(), environment());

@@ -1,6 +1,6 @@
-//! What a guest boots: Debian's kernel by package download (not installed), and an initramfs that
-//! holds `nightporter-lab-guest` as its init, `nightporter-guest` and the virtio modules; on demand
-//! the virtual TOE's part too. Cached under `target/lab`.
+//! The boot image of a guest: Debian's kernel by package download (not installed), and an initramfs
+//! that holds `nightporter-lab-guest` as its init, `nightporter-guest` and the virtio modules; on
+//! demand the virtual TOE's part too. Cached under `target/lab`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -29,11 +29,11 @@ const MODULES: [&str; 8] = [
     "drivers/virtio/virtio_pci",
 ];
 
-/// What Debian's user-mode Linux does not have built in, in load order.
+/// Modules that Debian's user-mode Linux does not have built in, in load order.
 const UML_MODULES: [&str; 3] =
     ["net/core/failover", "drivers/net/net_failover", "drivers/net/virtio_net"];
 
-/// What the socket device needs besides.
+/// Further modules for the socket device.
 const SOCKET_MODULES: [&str; 3] = [
     "net/vmw_vsock/vsock",
     "net/vmw_vsock/vmw_vsock_virtio_transport_common",
@@ -44,7 +44,7 @@ const SOCKET_MODULES: [&str; 3] = [
 pub const TOE_LIBRARY: &str = "/lib/libnightporter_toe.so";
 /// Its launcher.
 pub const TOE_LAUNCHER: &str = "/bin/nightporter-toe";
-/// What tells whether sockets are as they should be.
+/// The program that tests sockets.
 pub const TOE_SUITE: &str = "/bin/nightporter-toe-suite";
 /// One end of connections.
 pub const PEER: &str = "/bin/nightporter-lab-peer";
@@ -52,7 +52,7 @@ pub const PEER: &str = "/bin/nightporter-lab-peer";
 /// `nightporter-guest` in a guest.
 pub const GUEST_TOOL: &str = "/bin/nightporter-guest";
 
-/// rustc's flags for what is one file, and from the third on for all.
+/// rustc's flags for single files, and from the third on for all.
 const STATIC: [&str; 4] = ["-C", "target-feature=+crt-static", "-C", "strip=symbols"];
 
 const UML: &str = "/usr/bin/linux.uml";
@@ -65,7 +65,7 @@ pub struct Image {
     pub kernel: PathBuf,
     /// Initramfs with the modules for `kernel`.
     pub initramfs: PathBuf,
-    /// The guest's tool has `np_flood`: there was what it takes to build it.
+    /// The guest's tool has `np_flood`: its build dependencies were there.
     pub np_flood: bool,
     /// The modules for `kernel`.
     modules: PathBuf,
@@ -272,7 +272,7 @@ fn download_kernel(dir: &Path) -> Result<()> {
     fs::rename(&unpacked, dir).with_context(|| format!("creating {}", dir.display()))
 }
 
-/// What is built for guests.
+/// Programs that are built for guests.
 #[derive(Clone, Copy)]
 enum Artifact {
     /// A program that is one static file: an initramfs has no libraries.

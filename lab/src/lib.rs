@@ -4,18 +4,18 @@
 //!
 //! | part | concern |
 //! |---|---|
-//! | [`rundir`] | one run's sockets and its undo journal; what a killed run left is undone |
+//! | [`rundir`] | one run's sockets and its undo journal; the changes of a killed run are undone |
 //! | [`process`] | children that die with the lab, whatever happens to it |
 //! | [`link`] | the delay line between the remote host and this one |
 //! | [`host`] | a private network namespace with bridge and taps; the remote host's namespace |
 //! | [`image`] | guest kernel, guest binary, initramfs |
 //! | [`packages`] | Debian's programs for guests |
-//! | [`accel`] | does KVM really work here? |
+//! | [`accel`] | whether KVM really works here |
 //! | [`vmm`] | a guest under QEMU or user-mode Linux, and its vCPU threads |
 //! | [`guest`] | the host's end of a guest's control channel |
 //! | [`daemon`] | nightporterd with one port per guest |
-//! | [`captures`] | both sides of a guest's connections, and what the trace checker says |
-//! | [`cpus`], [`sched`] | which cores are whose; how the guests compete for theirs |
+//! | [`captures`] | both sides of a guest's connections, and the trace checker's findings |
+//! | [`cpus`], [`sched`] | the use of cores; how the guests compete for theirs |
 //! | [`world`] | all of the above put together |
 //! | [`hosts`] | two hosts, each with a daemon, and guests of both |
 //! | [`transfer`], [`download`] | one timed and verified upload; the same the other way |
@@ -23,11 +23,11 @@
 //! | [`peer`] | ends of connections in guests, over TCP or over their host |
 //! | [`scenario`] | the tests on real guests |
 //! | [`demo`], [`report`], [`progress`] | the comparison of paths |
-//! | [`demo_toe`] | sockets over the host beside guest TCP |
+//! | [`demo_toe`] | sockets over the host compared with guest TCP |
 //! | [`hpcc`] | the HPC Challenge of processes in guests, by overlay and by TOE |
-//! | [`compare`] | congestion offload beside Linux's own CUBIC, over one bottleneck |
-//! | [`crowd`] | what many VMs that do not run cost the others |
-//! | [`outside`] | the same uploads by a client that is not ours |
+//! | [`compare`] | congestion offload compared with Linux's own CUBIC, over one bottleneck |
+//! | [`crowd`] | the cost of many VMs that do not run |
+//! | [`outside`] | the same uploads by curl |
 //!
 //! Nothing is named in the host's own network namespace, so there is nothing to clean up there:
 //! bridge, taps and the remote host disappear with the processes that hold them.

@@ -11,10 +11,9 @@
 //! segments would. The buffer before the wire is deep: a sender's whole window fits, so the line
 //! loses nothing and what a run measures is delay, not luck. A [`Shape`] may say otherwise.
 //!
-//! The thread is SCHED_FIFO, because a wire does not wait for a core. Timers and wake-ups add to
-//! its delay all the same, on a virtual machine 0.1 ms or more. [`DelayLine::calibrate`] takes that
-//! off the delay again, and says what the link really does, through both kernels' stacks, before
-//! anybody relies on it.
+//! The thread is SCHED_FIFO, because a wire does not wait for a core. Timers and wake-ups still add
+//! to its delay, on a virtual machine 0.1 ms or more. [`DelayLine::calibrate`] subtracts that from
+//! the delay, and measures the link through both kernels' stacks before it is used.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -44,7 +43,7 @@ mod harm;
 pub mod watch;
 mod wire;
 
-/// What is between the remote host and the guests' host.
+/// The link between the remote host and the guests' host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Link {
@@ -91,7 +90,7 @@ impl fmt::Display for Link {
     }
 }
 
-/// What a line does to frames.
+/// The behaviour of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Shape {
     /// Bits per second, each way.
@@ -105,15 +104,15 @@ pub struct Shape {
     pub loss: f64,
     /// The share of those that is marked by chance, if they are ECN-capable.
     pub marks: f64,
-    /// Bytes of the longest IP packet that gets to the remote. A router refuses what is longer, and
-    /// says so.
+    /// Bytes of the longest IP packet that gets to the remote. A router refuses longer ones, and
+    /// reports it.
     pub mtu: u16,
-    /// What frames to [`crate::host::FAR`] take longer, behind the queue.
+    /// The further delay of frames to [`crate::host::FAR`], behind the queue.
     pub far: Duration,
     /// Super-segments to the remote are cut before they meet the queue, and connections are
     /// watched ([`watch`]).
     pub by_frame: bool,
-    /// Something is measured over it: it is made sure of what it does, and else it is an error.
+    /// Measurements use it: its behaviour is verified, or it is an error.
     pub exact: bool,
 }
 
@@ -160,7 +159,7 @@ const PRIORITY: i32 = 50;
 pub struct DelayLine {
     shape: Shape,
     watch: Arc<Mutex<Watch>>,
-    /// There and back, ns: what is left of it beside what the machine adds.
+    /// There and back, ns: the part that the machine does not add.
     delay: Arc<AtomicU64>,
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
@@ -177,7 +176,7 @@ impl DelayLine {
         let watch = Arc::new(Mutex::new(Watch::default()));
         let shared = (Arc::clone(&delay), Arc::clone(&watch));
         let thread = thread::spawn(move || {
-            // Without the right to it the line is late at times; `calibrate` tells.
+            // Without the right to it the line is late at times, which `calibrate` shows.
             let _ = sys::set_fifo(0, PRIORITY);
             if let Err(error) = carry(shape, &shared.0, &shared.1, taps, &theirs) {
                 eprintln!("the delay line ended: {error:#}");
@@ -186,7 +185,7 @@ impl DelayLine {
         Ok(Self { shape, watch, delay, stop: Some(ours), thread: Some(thread) })
     }
 
-    /// What it has seen of connections, if its shape is by frame.
+    /// Its view of connections, if its shape is by frame.
     #[must_use]
     pub fn watch(&self) -> &Mutex<Watch> {
         &self.watch
@@ -303,8 +302,8 @@ fn wants(fd: BorrowedFd<'_>) -> PollFd<'_> {
     PollFd::new(fd, PollFlags::POLLIN)
 }
 
-/// Puts what a tap has on `wire`, and what a router answers to it on the way `back`; `delays` are
-/// those of both.
+/// Puts a tap's packets on `wire`, and a router's answers on the way `back`; `delays` are those of
+/// both.
 fn take(
     tap: &mut File,
     [wire, back]: [&mut Wire; 2],
@@ -341,7 +340,7 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).expect("a run is shorter than centuries")
 }
 
-/// What a link was found to do.
+/// The measured values of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Measured {
     /// Median of pings, ms.
@@ -352,7 +351,7 @@ pub struct Measured {
 
 /// Pings whose median counts; a quarter of them for a step of a bisection.
 const PINGS: usize = 44;
-/// What is taken off the delay at most, and in how many steps that is found out.
+/// The largest correction of the delay, and the number of steps to find it.
 const SHORTER_MAX_NS: u64 = 1_000_000;
 const BISECTIONS: usize = 6;
 const PORT: u16 = 5009;
@@ -360,7 +359,7 @@ const PORT: u16 = 5009;
 const LIMIT: Duration = Duration::from_secs(5);
 /// Share of the rate that a full frame's payload is: 1448 of 1538 bytes, with timestamps.
 const PAYLOAD_SHARE: f64 = 1448.0 / 1538.0;
-/// What the stacks, the line's thread and a shared core may add to a round trip, ms.
+/// The most that the stacks, the line's thread and a shared core may add to a round trip, ms.
 const ROUND_TRIP_EXTRA: f64 = 0.25;
 /// On a busy machine a measurement may be spoilt.
 const TRIES: usize = 3;

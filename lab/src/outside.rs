@@ -1,5 +1,5 @@
-//! The same uploads by a client that is not ours: curl sends to the guest's HTTP sink, over the
-//! same world and in turn with the lab's own uploads, and says itself how long it took.
+//! The same uploads by another client: curl sends to the guest's HTTP sink, over the same world and
+//! alternating with the lab's own uploads, and reports its own time.
 
 use std::fs;
 use std::process::Command;
@@ -22,12 +22,12 @@ use crate::transfer::Upload;
 use crate::vmm::{Places, Vmm};
 use crate::world::World;
 
-/// What to compare.
+/// The comparison.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
     /// How the guests compete.
     pub scheduler: Scheduler,
-    /// What they are reached over.
+    /// The link.
     pub link: Link,
     /// Size of an upload.
     pub bytes: usize,

@@ -1,4 +1,4 @@
-//! Debian's programs for guests: packages and all that they depend on, downloaded and unpacked (not
+//! Debian's programs for guests: packages and all their dependencies, downloaded and unpacked (not
 //! installed), and their files in an initramfs. Cached under `target/lab`.
 
 use std::fs;
@@ -12,7 +12,8 @@ use crate::cpio::Archive;
 use crate::image::cache_dir;
 use crate::process::run;
 
-/// What no program of a guest reads, below the packages' root. An initramfs is memory of the guest.
+/// Directories that no program of a guest reads, below the packages' root. An initramfs is memory
+/// of the guest.
 const LEFT_OUT: [&str; 14] = [
     "usr/share/doc",
     "usr/share/man",
@@ -61,7 +62,7 @@ pub fn unpacked(name: &str, packages: &[&str]) -> Result<PathBuf> {
     Ok(root)
 }
 
-/// What this machine has installed does not count: apt is told that nothing is.
+/// apt is told that no package is installed, because this machine's packages do not count.
 fn download(packages: &[&str], dir: &Path, archives: &Path) -> Result<()> {
     let status = dir.join(".status");
     fs::write(&status, "")?;
@@ -78,7 +79,7 @@ fn download(packages: &[&str], dir: &Path, archives: &Path) -> Result<()> {
     Ok(fs::remove_file(status)?)
 }
 
-/// Adds what is below `root`, as it is there, but for what no program reads.
+/// Adds the tree below `root`, unchanged, except files that no program reads.
 pub(crate) fn add_tree(archive: &mut Archive, root: &Path) -> Result<()> {
     add_below(archive, root, Path::new(""))
 }

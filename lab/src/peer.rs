@@ -1,5 +1,5 @@
-//! Ends of connections in guests: programs that make sockets over TCP or over their host, and do
-//! with them what they are asked (`nightporter_guest::peer`).
+//! Ends of connections in guests: programs that make sockets over TCP or over their host, and use
+//! them as they are told (`nightporter_guest::peer`).
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use crate::guest::REPLY_LIMIT;
 use crate::image::{PEER, TOE_LIBRARY};
 use crate::vmm::Guest;
 
-/// What a peer's sockets are.
+/// The kind of a peer's sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sockets {
     /// The guest's own.
     Native,
-    /// The virtual TOE's, where it has a say.
+    /// The virtual TOE's, where it applies.
     Toe,
 }
 
@@ -28,7 +28,7 @@ impl Sockets {
         }
     }
 
-    /// What a program's environment has for it.
+    /// A program's environment for it.
     pub(crate) fn environment(self, logs: bool) -> Vec<(String, String)> {
         let mut all = Vec::new();
         let mut add = |name: &str, value: &str| all.push((name.to_owned(), value.to_owned()));

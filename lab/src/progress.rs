@@ -1,4 +1,4 @@
-//! One line that says what a run is doing: rewritten in place on a terminal, printed now and then
+//! One line with the progress of a run: rewritten in place on a terminal, printed now and then
 //! where output is recorded.
 
 use std::io::{IsTerminal, Write, stderr};

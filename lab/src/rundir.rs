@@ -154,8 +154,8 @@ pub(crate) fn undo_mine() {
     }
 }
 
-/// Undoes a journal, last line first, and removes its directory. Safe to repeat. What cannot be
-/// undone is said and left: there is nothing better to do with it at this point.
+/// Undoes a journal, last line first, and removes its directory. Safe to repeat. A line that cannot
+/// be undone is reported and left, because nothing better can be done at this point.
 pub(crate) fn undo(dir: &Path) {
     kill_users(dir);
     let journal = fs::read_to_string(dir.join("undo")).unwrap_or_default();

@@ -41,12 +41,12 @@ const MB: usize = 1_000_000;
 /// Memory of a guest of [`Hosts`]: Debian's programs are in it.
 const PAIR_MEMORY_MIB: u32 = 640;
 
-/// What happens in the world of one host.
+/// The actions in the world of one host.
 type InWorld = fn(&mut World) -> Result<()>;
-/// What happens between two.
+/// The actions between two.
 type Between = fn(&mut Hosts) -> Result<()>;
 
-/// What happens, and where.
+/// The actions, and their world.
 #[derive(Clone, Copy)]
 enum Run {
     InWorld(InWorld),
@@ -244,7 +244,7 @@ fn one_guest(
     let captures = captured.then(|| world.capture(0, places.logs)).transpose()?;
     run(&mut world)?;
     if let Some(captures) = captures {
-        // Only this one never had it on; and the host sends for whoever floods.
+        // Only this one never had it on; and the host sends for guests that flood.
         let offload = !name.starts_with("offload_off");
         let sends = name.contains("flood");
         let word = if offload { "with" } else { "without" };
@@ -298,8 +298,8 @@ fn reboot(world: &mut World) -> Result<()> {
     upload(world, MB, 6).map(drop)
 }
 
-/// The guest is stopped with a connection open, takes nothing more, and is then killed. What the
-/// daemon has acknowledged by then can never be delivered; the remote must hear of it.
+/// The guest is stopped with a connection open, takes nothing more, and is then killed. Bytes that
+/// the daemon has acknowledged by then can never be delivered; the remote must get a reset.
 fn killed(world: &mut World) -> Result<()> {
     let remote = world.remote().clone();
     let upload = Upload::new(100_000, 7);
@@ -386,12 +386,13 @@ fn flood_by_bpf(world: &mut World) -> Result<()> {
     world.guests[0].flood(None)
 }
 
-/// Frames are lost, marked and too long. The daemon repeats what is lost, and the guest sees none
-/// of it; it answers losses and marks by smaller windows, and the router by shorter segments.
+/// Frames are lost, marked and too long. The daemon repeats lost ones, and the guest sees none of
+/// it; it answers losses and marks by smaller windows, and the router by shorter segments.
 fn flood_over_a_bad_path(world: &mut World) -> Result<()> {
     world.remote().enter(|| host::sysctl("net/ipv4/tcp_ecn", "1"))?;
     flood(world, Flood::Route)?;
-    // The guest hears the router as well, repeats what was too long, and is shorter from then on.
+    // The guest gets the router's error as well, repeats the packets that were too long, and sends
+    // shorter ones from then on.
     fetch_whole(world, 5 * MB, 14)?;
     let before = world.guests[0].counted(["TCPSackRecovery"])?;
     both_ways(world, 5 * MB, 15)?;
@@ -399,7 +400,7 @@ fn flood_over_a_bad_path(world: &mut World) -> Result<()> {
     ensure!(before == after, "the guest recovers, {after:?} times, {before:?} before");
     let harm = world.host().watch().context("a line")?.lock().expect("no panics").harm;
     ensure!(harm.marked > 0 && harm.refused > 0 && harm.lost > 0, "a good path: {harm:?}");
-    // Each loss is answered once at most, so what is more are answers to marks.
+    // Each loss is answered once at most, so the others are answers to marks.
     ensure!(harm.reduced > harm.lost, "marks are not answered: {harm:?}");
     let repeated = world.daemon()?.vm_counter("remote_retransmissions")?;
     ensure!(repeated >= harm.lost, "the daemon has repeated {repeated} segments: {harm:?}");

@@ -1,4 +1,4 @@
-//! How the guests compete for their core. Applied to vCPU threads only: a VMM's other threads do
+//! How the guests compete for their core. It applies to vCPU threads only: a VMM's other threads do
 //! the driver domain's work and have other cores.
 
 use std::fmt;
@@ -31,9 +31,9 @@ pub enum Scheduler {
     /// throttling (`sched_rt_runtime_us`) keeps the host's setting: without it the kernel's own
     /// threads on that core could starve for the length of the run.
     Strict30,
-    /// SCHED_RR with slices of 30 ms. Under TCG slices break: a vCPU that waits for QEMU's lock, as
-    /// it does for every kick and device access, goes to the end of the queue, and the guest that
-    /// does the I/O gets less of the core than the others. Gains are an emulator's, not a host's.
+    /// SCHED_RR with slices of 30 ms. Under TCG slices break: a vCPU waits for QEMU's lock at every
+    /// kick and device access, and then goes to the end of the queue. So the guest with the I/O
+    /// gets less of the core than the others. The emulator causes the gains, not a host.
     Rr30,
     /// A cgroup quota of 30 ms in every 100 ms for each guest's vCPU.
     Quota30,
@@ -143,8 +143,8 @@ impl Rotation {
         let (stop, stopped) = mpsc::channel();
         let thread = thread::spawn(move || {
             let ended = rotate(&guests, &stopped);
-            // Nobody takes turns any more: with one guest above the others, they could not even
-            // be killed.
+            // Turns no longer change: with one guest above the others, they could not even be
+            // killed.
             for &thread in guests.iter().flatten() {
                 let _ = sys::set_normal(thread); // it may be gone
             }

@@ -48,7 +48,7 @@ mod ioctl {
     nix::ioctl_write_int!(tun_set_offload, b'T', 208);
 }
 
-/// linux/if_tun.h: what the reader of a tap takes: CSUM, TSO4, TSO6, TSO_ECN.
+/// linux/if_tun.h: the features of a tap's reader: CSUM, TSO4, TSO6, TSO_ECN.
 const TUN_OFFLOADS: u64 = 0x01 | 0x02 | 0x04 | 0x08;
 
 /// Makes a tap `name` in the calling thread's network namespace, whose packets carry virtio-net

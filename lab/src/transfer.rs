@@ -2,11 +2,11 @@
 //!
 //! - **connect**: connect() until it returns.
 //! - **acked**: from there until the sender's kernel has the ACK for the last byte written. The
-//!   kernel stamps that moment itself (SO_TIMESTAMPING with TX_ACK), so nobody polls and the
+//!   kernel itself stamps that moment (SO_TIMESTAMPING with TX_ACK), so nothing polls and the
 //!   measurement costs the sender's core nothing.
-//! - **delivered**: from the *call* of connect() until the sender reads the one byte with which
-//!   the receiving application says that it has read everything (`nightporter_guest::data`). It
-//!   holds one trip back from the guest, 0.1 ms or so, the same on every path. The guest hashes
+//! - **delivered**: from the *call* of connect() until the sender reads the one byte that the
+//!   receiving application writes when it has read everything (`nightporter_guest::data`). It
+//!   includes one trip back from the guest, 0.1 ms or so, the same on every path. The guest hashes
 //!   after that byte.
 
 use std::io::{ErrorKind, IoSliceMut, Read, Write};
@@ -25,7 +25,7 @@ use nix::sys::socket::{
 
 use crate::sys;
 
-/// What one upload took.
+/// The times of one upload.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Outcome {
     /// connect() until it returned.
@@ -267,7 +267,7 @@ fn open(address: Ipv4Addr, header: &Header, limit: Duration) -> Result<TcpStream
     Ok(stream)
 }
 
-/// Says what the connection is for.
+/// Sends the purpose of the connection.
 pub(crate) fn request(stream: &mut TcpStream, header: &Header, limit: Duration) -> Result<()> {
     stream.set_write_timeout(Some(limit))?;
     stream.set_read_timeout(Some(limit))?;
@@ -291,7 +291,7 @@ pub(crate) fn wait_for_ack_stamp(
     let deadline = Instant::now() + limit;
     loop {
         let left = PollTimeout::try_from(deadline.saturating_duration_since(Instant::now()))?;
-        // An error queue that is not empty is always told.
+        // An error queue that is not empty is always reported.
         ensure!(
             poll(&mut [PollFd::new(stream.as_fd(), PollFlags::empty())], left)? > 0,
             "what was sent is not acknowledged after {limit:?}"

@@ -33,12 +33,12 @@ pub enum Attach {
     VhostUser(PathBuf),
 }
 
-/// What to boot.
+/// The guest to boot.
 #[derive(Debug, Clone)]
 pub struct Spec {
     /// Short name, unique in the run; also the stem of its log files.
     pub name: String,
-    /// Who runs it.
+    /// The VMM.
     pub vmm: Vmm,
     /// Guest memory, MiB.
     pub memory_mib: u32,

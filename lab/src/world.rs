@@ -1,4 +1,4 @@
-//! A host with guests, their two NICs, and a remote host: what the demo and the scenarios run in.
+//! A host with guests, their two NICs, and a remote host: the world of the demo and the scenarios.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -129,7 +129,7 @@ impl World {
         &self.host
     }
 
-    /// What the link was found to do.
+    /// The measured values of the link.
     #[must_use]
     pub fn link(&self) -> Option<Measured> {
         self.host.measured()

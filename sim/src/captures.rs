@@ -1,10 +1,10 @@
-//! Captures of one seed for a judge that nobody here wrote (tshark, `.ci/tshark`): the same world
-//! twice, with the offload and with every flow in PASS.
+//! Captures of one seed for a judge from elsewhere (tshark, `.ci/tshark`): the same world twice,
+//! with the offload and with every flow in PASS.
 //!
-//! A capture holds what two honest machines say to each other, one of them a guest and the other a
-//! remote. Between two guests every frame passes the host twice, which looks like a repetition.
-//! What a driver leaves unfinished in a checksum is finished, as a network card would do: a judge
-//! of captures sees no virtio header. Super-segments stay whole.
+//! A capture holds the traffic between two honest machines, one a guest and the other a remote.
+//! Between two guests every frame passes the host twice, which looks like a repetition. Partial
+//! checksums of a driver are finished, as a network card would do, because a judge of captures sees
+//! no virtio header. Super-segments stay whole.
 
 use std::path::Path;
 
@@ -92,7 +92,7 @@ impl Recorder for Captures<'_> {
     }
 }
 
-/// The frame with a finished checksum; as it is, if what its header says of it cannot be.
+/// The frame with a finished checksum; unchanged if its header's description is impossible.
 fn finished(hdr: VirtioNetHdr, bytes: &[u8]) -> Vec<u8> {
     let whole = VirtioNetHdr { flags: hdr.flags & F_NEEDS_CSUM, gso_type: GSO_NONE, ..hdr };
     let frame = Frame { hdr: whole, bytes: bytes.to_vec() };

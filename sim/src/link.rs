@@ -1,4 +1,4 @@
-//! One direction of a path: rate, delay and queue, and what goes wrong on it.
+//! One direction of a path: rate, delay and queue, and its faults.
 
 use std::collections::VecDeque;
 
@@ -13,7 +13,7 @@ use nightporter_check::wire::{IpVersion, Packet, written};
 /// Bytes that a frame costs on the wire besides itself: preamble, check sequence, gap.
 const WIRE_OVERHEAD: u64 = 24;
 
-/// What happened to frames.
+/// Counters of frames' fates.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct LinkCounters {
     /// Lost by chance, one by one or in bursts, or while the path was cut.
@@ -63,7 +63,7 @@ impl Link {
         }
     }
 
-    /// What has happened to frames so far.
+    /// Counters of frames' fates so far.
     #[must_use]
     pub fn counters(&self) -> LinkCounters {
         self.counters
@@ -97,7 +97,7 @@ impl Link {
         out.push((at, frame));
     }
 
-    /// Applies what is wrong with the path. `None`: lost; else how long it is held back.
+    /// Applies the path's faults. `None`: lost; otherwise how long the frame is held back.
     fn suffer(&mut self, frame: &mut Frame) -> Option<Duration> {
         let cut = self.faults.iter().any(|f| matches!(f, FaultKind::Cut { .. }));
         let independent = self.chance(|f| match f {
@@ -244,7 +244,7 @@ fn mark(bytes: &mut [u8]) -> bool {
             let old = [bytes[at], bytes[at + 1]];
             bytes[at + 1] |= 3;
             let new = [bytes[at], bytes[at + 1]];
-            // RFC 1624 section 3: what was wrong stays wrong.
+            // RFC 1624 section 3: a wrong sum stays wrong.
             let before = [!bytes[at + 10], !bytes[at + 11]];
             let sum = Sum16BitWords::new().add_2bytes(before).add_2bytes(old.map(|b| !b));
             bytes[at + 10..at + 12].copy_from_slice(&written(&sum.add_2bytes(new)));

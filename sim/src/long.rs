@@ -1,5 +1,5 @@
-//! A long run: seeds in batches, with a file that says how far it came, so that it can be stopped
-//! at any time and goes on where it was.
+//! A long run: seeds in batches, with a file that has its progress, so that it can be stopped at
+//! any time and continued.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -26,12 +26,12 @@ pub struct State {
     pub next: u64,
     /// Results of this version so far.
     pub totals: Totals,
-    /// What other versions did before, the oldest first.
+    /// Earlier versions' results, the oldest first.
     #[serde(default)]
     pub earlier: Vec<Part>,
 }
 
-/// What one version of the program did.
+/// The results of one version of the program.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Part {
     /// Which one.
@@ -107,7 +107,7 @@ impl State {
     }
 }
 
-/// What this version does is what its bytes do.
+/// The version of the program: a hash of its bytes.
 fn version() -> anyhow::Result<String> {
     let program = std::env::current_exe().and_then(std::fs::read).context("read this program")?;
     let mut hasher = DefaultHasher::new();

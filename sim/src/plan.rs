@@ -1,7 +1,7 @@
-//! What one run will be, as data: everything a seed decides, before anything happens.
+//! One run as data: everything that a seed decides, before anything happens.
 //!
-//! A plan is printed on failure, written as JSON, and made smaller by `shrink`. Everything that
-//! happens follows from a plan and the streams of [`crate::random`] named after its parts.
+//! A plan is printed on failure, written as JSON, and made smaller by `shrink`. Everything follows
+//! from a plan and the streams of [`crate::random`] named after its parts.
 
 mod defaults;
 
@@ -39,7 +39,7 @@ pub struct Plan {
     pub vlan: Option<u16>,
     /// Connections.
     pub conns: Vec<ConnPlan>,
-    /// What goes wrong, and when; all that begins before `heal_at` is over then.
+    /// The faults, with their times; all that begin before `heal_at` are over then.
     pub faults: Vec<Fault>,
     /// From here on nothing is lost, every guest runs, and all must make progress.
     #[serde(with = "nanos")]
@@ -78,12 +78,12 @@ pub struct HostPlan {
     /// Frames that wait in the worker for room in a guest's ring; the next is dropped.
     #[serde(default = "backlog_frames")]
     pub backlog_frames: usize,
-    /// What is done to all flows of a guest is done to so many at once.
+    /// Actions on all flows of a guest are done to so many at once.
     #[serde(default = "flows_per_step")]
     pub flows_per_step: u32,
 }
 
-/// What a driver takes unfinished, and what its stack makes if it can.
+/// Unfinished work that a driver takes, and that its stack makes if it can.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Offloads {
     /// Checksums that are not finished.
@@ -119,7 +119,7 @@ impl Offloads {
 /// One core and how it is shared.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct CorePlan {
-    /// Who runs next, for how long.
+    /// The scheduling policy.
     pub policy: Policy,
 }
 
@@ -136,7 +136,7 @@ pub enum Policy {
         /// Wake-ups preempt.
         boost: bool,
     },
-    /// As `Credit` with `boost`, but who is preempted keeps its place and goes on with what is left
+    /// As `Credit` with `boost`, but a preempted machine keeps its place and goes on with the rest
     /// of its slice, as on Linux.
     KeepsPlace {
         /// The papers' 30,000.
@@ -152,7 +152,7 @@ pub enum Policy {
         /// Base slice; Linux: 3,000 on few cores.
         slice_us: u32,
     },
-    /// Proportional share, and nobody gets more than `quota_us` in `period_us` (cgroup `cpu.max`).
+    /// Proportional share, with at most `quota_us` in `period_us` for each (cgroup `cpu.max`).
     Quota {
         /// Time per period.
         quota_us: u32,
@@ -172,7 +172,7 @@ pub struct GuestPlan {
     pub load_percent: u32,
     /// Posted receive buffers when all are free.
     pub ring_slots: usize,
-    /// What its driver takes and makes.
+    /// The offloads of its driver.
     pub offloads: Offloads,
     /// Largest IP packet in bytes.
     pub mtu: u16,
@@ -203,7 +203,7 @@ pub struct RemotePlan {
     pub from_host: LinkPlan,
     /// Its TCP.
     pub stack: StackPlan,
-    /// What the path to it takes unfinished: everything, if it is on the host's own bridge.
+    /// The unfinished frames that its path takes: all, if it is on the host's own bridge.
     #[serde(default)]
     pub offloads: Offloads,
     /// It shares a core with others itself, by this policy, at this load in percent, with so many
@@ -251,7 +251,7 @@ pub struct StackPlan {
     /// `None`: ten and 64 KB, as Linux since 2.6.39.
     #[serde(default)]
     pub first_segments: Option<u16>,
-    /// What strict stacks only do seldom.
+    /// Rare behaviour of strict stacks.
     #[serde(default)]
     pub quirks: Quirks,
 }
@@ -278,7 +278,7 @@ pub struct Quirks {
     pub resends_whole: bool,
     /// In a sleep of days it asks every half hour whether the other end is still there.
     pub asks_in_sleep: bool,
-    /// What it sends is not its congestion window's affair.
+    /// Its congestion window does not bound it.
     pub floods: Floods,
     /// It acknowledges in a hundred pieces what came at once (RFC 3465 section 2.3's ACK division).
     pub splits_acks: bool,
@@ -301,7 +301,7 @@ pub enum Floods {
     Always,
 }
 
-/// A stack nobody here wrote, ours that does what it cannot, or one that means harm.
+/// An independent stack, our own with more features, or a hostile one.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub enum StackKind {
     /// smoltcp; it has window scaling, timestamps and SACK blocks for what it receives, no ECN.
@@ -315,18 +315,18 @@ pub enum StackKind {
 /// One connection.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct ConnPlan {
-    /// Who sends the SYN.
+    /// The end that sends the SYN.
     pub client: Machine,
-    /// Who listens.
+    /// The end that listens.
     pub server: Machine,
     /// IPv6 instead of IPv4.
     pub v6: bool,
     /// When the SYN is sent.
     #[serde(with = "nanos")]
     pub opens_at: Instant,
-    /// What the applications do.
+    /// The applications' behaviour.
     pub workload: Workload,
-    /// What tells it from others with the same ports; none: its ports are its own.
+    /// The difference from others with the same ports; none: its ports are its own.
     #[serde(default)]
     pub reuse: Option<Reuse>,
 }
@@ -342,7 +342,7 @@ pub struct Reuse {
     pub isn: Option<u32>,
 }
 
-/// What the two applications of a connection do. Sizes are in bytes.
+/// The behaviour of the two applications of a connection. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub enum Workload {
     /// The client writes `up`, the server `down`, at once; each closes when it has written.
@@ -391,11 +391,11 @@ pub struct Fault {
     /// How long it lasts; events that have no length ignore it.
     #[serde(with = "nanos_span")]
     pub lasts: Duration,
-    /// What it is.
+    /// Its kind.
     pub kind: FaultKind,
 }
 
-/// What can go wrong. `ppm` is chances in a million per frame.
+/// The kinds of faults. `ppm` is chances in a million per frame.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[allow(missing_docs, reason = "the fields mean what they are called; units are in their names")]
 pub enum FaultKind {
@@ -451,7 +451,7 @@ pub enum FaultKind {
     FloodsOff { guest: u16 },
     /// The operator drains the VM; it is over with `set_offload(on)`.
     Drain { guest: u16 },
-    /// Connections that nobody answers fill the VM's flow table (eviction, LIFE-02).
+    /// Connections without answers fill the VM's flow table (eviction, LIFE-02).
     FlowFlood { remote: u16, guest: u16, per_ms: u32 },
     /// The guest routes for so many others: their frames leave with its MAC and their addresses.
     ManyAddresses { guest: u16, addresses: u16 },
@@ -464,7 +464,7 @@ pub enum FaultKind {
 }
 
 impl FaultKind {
-    /// What it is called in reports.
+    /// Its name in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

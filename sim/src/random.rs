@@ -1,4 +1,4 @@
-//! Where chance comes from: the seed, and nothing else.
+//! The only source of chance: the seed.
 
 use rand_core::{Rng, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;

@@ -1,4 +1,4 @@
-//! What a failure shows: the last packets of a flow as text, and both sides as captures.
+//! The report of a failure: the last packets of a flow as text, and both sides as captures.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -28,7 +28,7 @@ pub struct Packets {
 }
 
 impl Packets {
-    /// Of one flow or, for want of one, of all.
+    /// Of one flow or, if there is none, of all.
     #[must_use]
     pub fn new(flow: Option<FlowName>, shown: usize) -> Self {
         let (lines, bases) = (VecDeque::new(), BTreeMap::new());

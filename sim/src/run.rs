@@ -1,4 +1,4 @@
-//! One seed, or many: what came out, and what to show if an invariant did not hold.
+//! One seed, or many: the results, and the report if an invariant did not hold.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,7 +19,7 @@ use nightporter_check::weight::Weight;
 /// Packets of the flow that a failure shows.
 const PACKETS_SHOWN: usize = 50;
 
-/// What is wrong, and so how the program exits.
+/// The kind of failure, and so the program's exit code.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Failure {
     /// Our own code panicked: exit code 10.
@@ -112,7 +112,7 @@ pub fn explain(plan: &Plan, failure: &Failure, out: &Path, name: &str) -> anyhow
     ))
 }
 
-/// What many runs came to.
+/// The sums of many runs.
 #[derive(Clone, Debug, Default, serde::Deserialize, serde::Serialize)]
 pub struct Totals {
     /// Seeds run.
@@ -137,9 +137,9 @@ pub struct Totals {
     pub slowest: u64,
     /// Which event met a flow in which state.
     pub reach: Reach,
-    /// What they carried.
+    /// The amount that they carried.
     pub weight: Weight,
-    /// What was excused.
+    /// The excuses.
     pub excuses: Excuses,
     /// Faults by kind.
     pub faults: BTreeMap<String, u64>,

@@ -1,9 +1,9 @@
-//! Who has the processor: one core shared by machines, event-driven.
+//! The processor: one core shared by machines, event-driven.
 //!
-//! A machine is runnable while it has network work, or other work (its load) to do. Load comes in
-//! at a steady rate, is done in bursts, and is never shed: what was stolen is caught up on. A load
-//! that shed work would hide the effect this is about. While a machine has the core, its network
-//! work is done at once, as an interrupt is.
+//! A machine is runnable while it has network work, or other work (its load). Load arrives at a
+//! steady rate, is done in bursts, and is never shed: stolen time is caught up on. A load that shed
+//! work would hide the effect under study. While a machine has the core, its network work is done
+//! at once, as an interrupt is.
 
 use nightporter_core::time::{Duration, Instant};
 
@@ -39,7 +39,7 @@ struct Task {
     credit_ns: i64,
     over: bool,
     boosted: bool,
-    /// What is left of the slice in which it was preempted, if it keeps its place.
+    /// The rest of the slice in which it was preempted, if it keeps its place.
     left_ns: u64,
     /// Proportional share: time received by weight, and when its request should be served.
     vruntime_ns: u64,
@@ -144,7 +144,7 @@ impl Core {
         }
     }
 
-    /// One with a boost takes the core from whoever has it.
+    /// A machine with a boost takes the core from the present one.
     fn preempt(&mut self, now: Instant) {
         match (self.current, self.policy) {
             (Some(c), Policy::KeepsPlace { .. }) => {

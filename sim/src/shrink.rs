@@ -5,12 +5,12 @@ use crate::plan::{Machine, Offloads, Plan, Policy, Quirks, Workload};
 use crate::run::{Failure, run_plan};
 use nightporter_core::time::{Duration, Instant};
 
-/// What is left of a plan, and how it fails.
+/// The rest of a plan, and its failure.
 #[derive(Clone, Debug)]
 pub struct Shrunk {
     /// The smaller plan.
     pub plan: Plan,
-    /// The same kind of failure as at first; what it says may differ.
+    /// The same kind of failure as at first; the message may differ.
     pub failure: Failure,
     /// Runs that were needed.
     pub runs: u32,
@@ -75,7 +75,7 @@ impl Shrinker {
         gone
     }
 
-    /// Takes away machines that nobody speaks to, the last first: numbers stay as they are.
+    /// Removes machines without connections, the last first: numbers stay as they are.
     fn drop_machines(&mut self) -> bool {
         let mut gone = false;
         let used = |plan: &Plan, m: Machine| {

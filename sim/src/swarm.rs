@@ -1,7 +1,7 @@
 //! From a seed to a plan: swarm testing.
 //!
-//! Every seed first switches whole classes of faults and features off or on, then draws from what
-//! is left (Groce et al., "Swarm testing", ISSTA 2012): two features that mask each other are
+//! Every seed first switches whole classes of faults and features off or on, then draws from the
+//! rest (Groce et al., "Swarm testing", ISSTA 2012). So two features that mask each other are
 //! rarely both there, and rare combinations are.
 
 mod floods;

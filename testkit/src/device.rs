@@ -10,7 +10,7 @@ use smoltcp::time::Instant;
 const ETHERNET: usize = 14;
 
 thread_local! {
-    /// What the timestamp clock of the machine at work shows: smoltcp asks a plain function.
+    /// The timestamp clock of the machine at work, because smoltcp asks a plain function.
     static CLOCK_MS: Cell<u32> = const { Cell::new(0) };
 }
 

@@ -1,7 +1,7 @@
-//! `nightporter-testkit`: what tests share, and the simulator with them.
+//! `nightporter-testkit`: shared code of tests and the simulator.
 //!
-//! [`segment`] is the text form of a segment, [`device`] what smoltcp sends and receives by. Frames
-//! are built by `nightporter_check::wire::Segment`, and filled by `nightporter_check::stream`.
+//! [`segment`] is the text form of a segment, [`device`] a device of smoltcp. Frames are built by
+//! `nightporter_check::wire::Segment`, and filled by `nightporter_check::stream`.
 #![forbid(unsafe_code)]
 
 pub mod device;

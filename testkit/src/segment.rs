@@ -1,12 +1,12 @@
 //! Segments as text: `P. 1:1001 ack 1 win 65536 <ts 10 5> <sack 2001:3001>`.
 //!
-//! The words, in any order; what is left out is chosen when sending and not looked at when
-//! expecting:
+//! The words may be in any order. A missing word is chosen by default when sending, and not
+//! compared when expecting:
 //!
 //! | word | meaning |
 //! |---|---|
 //! | `.` `P.` `F.` `S` `R.` ... | flags; left out: an ACK, PSH optional |
-//! | `1:1001` or `1001` | sequence range; left out: what comes next |
+//! | `1:1001` or `1001` | sequence range; left out: the next bytes |
 //! | `ack 1` | left out: as in the segment before |
 //! | `win 65536`, `edge 65537` | window in bytes, or where it ends |
 //! | `<ts 10 5>` `<ts - 5>` `<nots>` | TSval and TSecr, relative to the two clocks |
@@ -15,7 +15,7 @@
 //! | `fill A` | payload of this byte instead of the stream's pattern |
 //! | `urg 5` | URG and the pointer |
 //! | `ce` `ect0` `notect` | ECN codepoint |
-//! | `badsum` `pad` `partial` `gso 1000` `ipopt` | what the frame is wrapped in |
+//! | `badsum` `pad` `partial` `gso 1000` `ipopt` | changes of the frame around it |
 
 use nightporter_check::wire::TcpFlags;
 

@@ -1,8 +1,8 @@
-//! Guests that flood: what a segment costs that the host sends for one, and many of them at once.
+//! Guests that flood: the cost of a segment that the host sends for one, and many of them at once.
 //!
 //! **A flow in steady state** (`hand-over`, `net-ack`). CUBIC, in congestion avoidance after a
-//! loss, with about 20 segments under way and some that wait. Each millisecond the guest hands a
-//! frame over, for which there is no room, and the remote acknowledges as much, which lets as much
+//! loss, with about 20 segments under way and some that wait. Each millisecond the guest hands over
+//! a frame, for which there is no room, and the remote acknowledges as much, which lets as much
 //! leave. A frame is a segment, or [`TSO_SEGMENTS`] of them, as of a guest with TSO and a remote
 //! with GRO; then nearly three frames are under way.
 //!
@@ -62,7 +62,7 @@ pub(crate) fn warm_up(world: &mut World, flow: usize, payload: usize, segments: 
     }
 }
 
-/// The guest hands over what keeps enough waiting.
+/// The guest hands over enough data to keep some waiting.
 pub(crate) fn top_up(world: &mut World, flow: usize, payload: usize) {
     let waiting = WAITING * u32::try_from(payload).expect("a frame");
     loop {
@@ -79,7 +79,7 @@ pub(crate) fn top_up(world: &mut World, flow: usize, payload: usize) {
 const LOAD_RTT: Duration = Duration::from_millis(40);
 /// The time of a turn: the tick of the wheel of senders.
 const LOAD_TICK: Duration = Duration::from_micros(64);
-/// What is run, and what of it comes before it is measured.
+/// The ticks of a run, and those before the measurement.
 const LOAD_TICKS: [usize; 2] = [8_000, 4_000];
 /// Payload bytes of a segment.
 const LOAD_PAYLOAD: usize = 1448;

@@ -1,4 +1,4 @@
-//! What a packet costs, and what a flow weighs.
+//! The cost of a packet, and the size of a flow.
 //!
 //! The bench drives the worker's turn (`core::turn`) over ports in memory. Its paths:
 //!
@@ -50,7 +50,7 @@ use serde_json::{Value, json};
 use world::{Frame, Kind, Outcome, World};
 
 const PATHS: [&str; 3] = ["early-ack", "guest-ack", "pass"];
-/// Those of a guest that floods, of which only the instructions are counted.
+/// Those of a flooding guest, of which only the instructions are counted.
 const FLOOD_PATHS: [&str; 2] = ["hand-over", "net-ack"];
 /// The same with super-segments.
 const TSO_PATHS: [&str; 2] = ["tso-hand-over", "tso-net-ack"];
@@ -69,7 +69,7 @@ const TURNS_TIMED: usize = 4_000;
 const TURNS_COUNTED: usize = 3_200;
 /// From flow to flow; has no divisor in common with any of [`FLOWS`].
 const STRIDE: usize = 618_033;
-/// What of the engine makes `engine` in a row; `poll_delivery` is for the guest's ring.
+/// The engine's functions whose sum is `engine` in a row; `poll_delivery` is for the guest's ring.
 const ENGINE: [&str; 5] =
     ["stage", "fetch_flows", "handle_staged", "make_pending_acks", "route_next"];
 
@@ -91,7 +91,7 @@ fn counted(world: &mut World) -> Outcome {
     black_box(black_box(world).turn())
 }
 
-/// What it returns, and how many nanoseconds it took.
+/// The result, and its time in nanoseconds.
 fn stopwatch<T>(it: impl FnOnce() -> T) -> (T, f64) {
     let start = std::time::Instant::now();
     let result = it();
@@ -179,7 +179,7 @@ fn run_flood(path: &str, payload: usize, turns: usize) {
     }
 }
 
-/// Runs this program for one row, perhaps under another one; returns what it prints.
+/// Runs this program for one row, perhaps under another one; returns its output.
 fn child(prefix: &[&str], path: &str, row: Row) -> Result<Value, Error> {
     let numbers = [row.flows, row.payload, row.batch, row.turns].map(|n| n.to_string());
     let [flows, payload, batch, turns] = &numbers;

@@ -1,7 +1,7 @@
-//! The instructions of a packet, pinned: `counts.txt` has what each row cost when it was last
-//! changed. The check fails if a row costs more, and if it costs less, so that the file is lowered
-//! and what was gained stays. Counts are exact; the compiler and the C library may move them by a
-//! hair.
+//! The instructions of a packet, pinned: `counts.txt` has the cost of each row when it was last
+//! changed. The check fails if a row costs more. It also fails if a row costs less, so that the
+//! file is lowered and the gain stays. Counts are exact; the compiler and the C library may move
+//! them by a hair.
 
 use std::fs;
 use std::path::Path;

@@ -22,20 +22,20 @@ const ISN_REMOTE: u32 = 0xffff_f000;
 const ISN_GUEST: u32 = 0x7fff_ffff;
 /// Options of a SYN beside timestamps: MSS 1460, SACK permitted, padding.
 const SYN_OPTIONS: [u8; 8] = [2, 4, 0x05, 0xb4, 4, 2, 1, 1];
-/// Window scale 7 of the remote of a [`Path::Flood`], and 0 of its guest: so that the window at the
-/// remote never is what bounds the sender.
+/// Window scale 7 of the remote of a [`Path::Flood`], and 0 of its guest, so that the remote's
+/// window never bounds the sender.
 const SCALE_OPTION: [[u8; 4]; 2] = [[1, 3, 3, 7], [1, 3, 3, 0]];
-/// `MP_CAPABLE` (RFC 8684 section 3.1): nobody in between may touch such a flow.
+/// `MP_CAPABLE` (RFC 8684 section 3.1): the host must not touch such a flow.
 const MPTCP_OPTION: [u8; 12] = [30, 12, 0x01, 0x81, 1, 2, 3, 4, 5, 6, 7, 8];
 /// Arena pages per flow: the smallest window a flow reserves, at any alignment.
 const PAGES_PER_FLOW: usize = 5;
-/// The same of a flow that floods: as much again for what the guest hands over, and room to grow,
-/// of which the sender gets half.
+/// The same of a flow that floods: as much again for the guest's data, and room to grow, of which
+/// the sender gets half.
 const PAGES_PER_FLOOD: usize = 20;
 const UPLINK: PortId = PortId(0);
 const GUEST_PORT: PortId = PortId(1);
 
-/// What the flows of a world are.
+/// The kinds of a world's flows.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Kind {
     /// Acknowledged early.
@@ -47,7 +47,7 @@ pub(crate) enum Kind {
     Floods(usize, usize),
 }
 
-/// What a guest that floods has handed over, and what became of it: bytes since the handshake.
+/// The data that a flooding guest has handed over, and its progress: bytes since the handshake.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Flood {
     /// Handed over.
@@ -151,7 +151,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// What of a flow's memory is this bench's: its place in `sent_bytes`.
+    /// The bench's own part of a flow's memory: its place in `sent_bytes`.
     pub(crate) const OWN_BYTES_PER_FLOW: usize = size_of::<u32>();
 
     /// A world in which `flows` connections were made, one per tick, and each has carried a
@@ -241,14 +241,14 @@ impl World {
         frame
     }
 
-    /// The remote acknowledges `len` bytes more of what a guest floods.
+    /// The remote acknowledges `len` bytes more of a flooding guest's data.
     pub(crate) fn net_ack(&mut self, flow: usize, len: usize) -> Frame {
         let acked = &mut self.floods[flow].acked;
         *acked = acked.wrapping_add(u32::try_from(len).expect("small"));
         self.segment(flow, UPLINK, TcpFlags::ACK, &[])
     }
 
-    /// The remote has all of what was sent, but for the first `len` bytes.
+    /// The remote has all sent bytes except the first `len`.
     pub(crate) fn net_sack(&self, flow: usize, len: usize) -> Frame {
         let Flood { left, acked, .. } = self.floods[flow];
         let number = |n: u32| Seq(ISN_GUEST.wrapping_add(1).wrapping_add(n));
@@ -271,7 +271,7 @@ impl World {
         self.ports = Queues { unread: frames, ..Queues::default() };
     }
 
-    /// A turn of the worker, in which it reads what was laid there.
+    /// A turn of the worker, in which it reads the prepared frames.
     #[inline(never)]
     pub(crate) fn turn(&mut self) -> Outcome {
         if let Some(frame) = self.ports.unread.first() {

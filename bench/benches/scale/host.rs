@@ -24,7 +24,7 @@ const ISN_GUEST: u32 = 0x7fff_ffff;
 /// The router that all remotes are behind.
 const ROUTER: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
-/// Times of turns, and what happened in all of them.
+/// Times of turns, and the events in all of them.
 pub(super) struct Turns {
     pub(super) data_ns: Vec<f64>,
     pub(super) ack_ns: Vec<f64>,

@@ -6,9 +6,9 @@
 //!
 //! A row: all flows are opened, one per 10 us of the engine's time, and each carries a segment that
 //! is acknowledged early, delivered and acknowledged by its guest. Then pairs of turns are timed:
-//! [`TURN_FRAMES`] data segments of as many flows, and what their guests answer. Flow after flow in
-//! strides, so that of many flows none is in a cache. Checksums are partial, as a tap hands them
-//! over.
+//! [`TURN_FRAMES`] data segments of as many flows, and the answers of their guests. Packets go to
+//! flow after flow in strides, so that with many flows none is in a cache. Checksums are partial,
+//! as a tap hands them over.
 //!
 //! `cargo bench -p nightporter-bench --bench scale -- --guests N --flows N` keeps to smaller rows.
 
@@ -32,13 +32,13 @@ const STRIDE: usize = 618_033;
 
 type Error = Box<dyn std::error::Error>;
 
-/// What was measured with so many guests and flows.
+/// The measurements with so many guests and flows.
 struct Row {
     guests: usize,
     flows: usize,
     /// Memory of the process (resident), in bytes.
     resident_bytes: f64,
-    /// What it grew by while the flows were opened, for each.
+    /// The growth of memory while the flows were opened, for each.
     flow_bytes: f64,
     /// Adding all ports took so many milliseconds.
     ports_ms: f64,

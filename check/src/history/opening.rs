@@ -1,10 +1,10 @@
-//! How a connection begins, and one after another on the same ports.
+//! The beginning of a connection, and of later ones on the same ports.
 
 use super::*;
 use crate::stream::streams_of;
 
 impl History {
-    /// A SYN, or what answers one, of this connection came; `None`: of none that there is.
+    /// A SYN, or an answer to one, of this connection came; `None`: of no existing connection.
     pub fn note_next(&mut self, conn: Option<(usize, bool)>) {
         self.next = conn.or(self.next);
     }
@@ -33,7 +33,7 @@ impl History {
         o.to == Side::G && self.next.is_some() && opens && o.ack != Some(BASE + 1)
     }
 
-    /// Somebody answered, or nobody could.
+    /// An end answered, or none could.
     #[must_use]
     pub fn is_answered(&self) -> bool {
         self.is_open() || self.ends.iter().all(|e| e.frames_to == 0)
@@ -101,7 +101,7 @@ impl History {
         }
     }
 
-    /// R says which of G's SYN-ACKs it has taken.
+    /// R shows which of G's SYN-ACKs it has taken.
     pub(super) fn note_choice(&mut self, from: Side, tcp: &Tcp) {
         let chosen = |a: &&(u32, Offer)| a.0.wrapping_add(1) == tcp.ack.0;
         if from == Side::R
@@ -126,12 +126,12 @@ impl History {
                 (r.isn, r.offer, r.end) = (Some(isn), offer, r.end.max(BASE + 1));
             }
             r.tsvals.extend(tsval);
-            // What has come since then is newer.
+            // Later clocks are newer.
             self.acceptable.recent = self.acceptable.recent.or(tsval);
         }
     }
 
-    /// Another connection begins: of the last one only what concerns the machines stays.
+    /// Another connection begins: of the last one only the state of the machines stays.
     fn begin_anew(&mut self) {
         let waiting = [0, 1].map(|i: usize| std::mem::take(&mut self.ends[i].unchanged));
         let mut earlier = std::mem::take(&mut self.earlier);

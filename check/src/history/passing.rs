@@ -1,4 +1,4 @@
-//! Frames that may come out as they came in.
+//! Frames that may come out unchanged.
 
 use super::{History, Side};
 
@@ -8,9 +8,9 @@ const UNCHANGED_MAX: usize = 1 << 17;
 const CAME_OUT_MAX: usize = 4;
 
 impl History {
-    /// What comes in now may come out as it is, whatever it is.
+    /// Any frame that comes in now may come out unchanged.
     pub(crate) fn may_pass_any(&self) -> bool {
-        // What comes behind the second FIN may find the flow gone.
+        // Frames behind the second FIN may find the flow gone.
         let is_over = self.ends.iter().all(|e| e.fin.is_some());
         !self.is_on() || self.offline || is_over
     }
@@ -42,9 +42,9 @@ impl History {
         queue.extend(later);
     }
 
-    /// Whether the frame with this fingerprint came in and goes out as it was, and if so whether it
-    /// counts. Those before it are lost then, for order is kept; but for those that do not count,
-    /// because the host may have made a frame like a later one.
+    /// Whether the frame with this fingerprint came in and goes out unchanged, and if so whether it
+    /// counts. Frames before it are lost then, because order is kept; except those that do not
+    /// count, because the host may have made a frame like a later one.
     pub(crate) fn was_unchanged(&mut self, to: Side, fingerprint: u64) -> Option<bool> {
         let was_on = self.was_on;
         let end = self.end_mut(to);

@@ -1,4 +1,4 @@
-//! What G sends past the host.
+//! Segments that G sends past the host.
 
 use super::{History, Side};
 use crate::wire::Tcp;

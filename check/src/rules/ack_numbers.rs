@@ -1,6 +1,6 @@
-//! INV-11, acceptable ACK numbers: none of what its receiver has not sent.
+//! INV-11, acceptable ACK numbers: none for bytes that its receiver has not sent.
 //!
-//! G judges its own ACKs: those of an R that means harm may go on to it as they are.
+//! G judges its own ACKs: those of a hostile R may be forwarded to it unchanged.
 
 use super::Ensure;
 use crate::history::{History, Side};

@@ -1,8 +1,8 @@
 //! INV-07, ACK numbers that the host emits never decrease, in either direction.
 //!
-//! G's SYN-ACK, which it repeats until it has seen R's answer, passes as it is: R answers it with
-//! an ACK that completes G's handshake. And of what G sends past the host R's own ACKs go on to G
-//! before the host says as much.
+//! G's SYN-ACK, which it repeats until it has seen R's answer, passes unchanged: R answers it with
+//! an ACK that completes G's handshake. And R's own ACKs for bytes that G sends past the host are
+//! forwarded to G before the host acknowledges as much.
 
 use super::Ensure;
 use crate::history::{History, Side};

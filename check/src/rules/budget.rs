@@ -1,5 +1,5 @@
-//! INV-06, budget: what a VM's flows hold and have promised is within the VM's budget, and the sum
-//! of the flows is what the VM's account says.
+//! INV-06, budget: the bytes that a VM's flows hold and have promised are within the VM's budget,
+//! and the sum of the flows equals the VM's account.
 
 use nightporter_core::engine::Engine;
 use nightporter_core::port::PortId;

@@ -1,4 +1,4 @@
-//! INV-01, stream integrity R to G: what G gets is what R wrote, byte by byte.
+//! INV-01, stream integrity R to G: G gets R's bytes, unchanged.
 
 use super::Ensure;
 use crate::history::{History, Side, offset};

@@ -1,4 +1,4 @@
-//! INV-02, stream integrity G to R: what R gets is what G wrote, byte by byte.
+//! INV-02, stream integrity G to R: R gets G's bytes, unchanged.
 
 use super::{Ensure, bytes_to_guest};
 use crate::history::{History, Side};

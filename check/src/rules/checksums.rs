@@ -1,4 +1,5 @@
-//! INV-22, checksums: every frame emitted has a right one, or a right beginning of one and says so.
+//! INV-22, checksums: every emitted frame has a right one, or a right partial one that is marked
+//! so.
 
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 

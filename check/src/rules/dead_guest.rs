@@ -1,6 +1,6 @@
-//! INV-19, no answer for the dead: nothing but RSTs in the name of a guest that is destroyed, and
-//! no answer to who asks in the name of one that has been silent for longer than `T_paused`. Data
-//! that R repeats is acknowledged again: that was promised.
+//! INV-19, no answer for the dead: only RSTs in the name of a guest that is destroyed, and no
+//! answer to a question in the name of one that has been silent for longer than `T_paused`. Data
+//! that R repeats is acknowledged again, because that was promised.
 
 use nightporter_core::limits::{T_ALIVE, T_PAUSED};
 use nightporter_core::time::Duration;
@@ -24,11 +24,11 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>, destroyed: bool) -> Ensure {
     }
     let r = h.end(Side::R);
     let shut = r.edge_to <= r.ack_to + (1 << h.shift(Side::G));
-    // A keepalive with an ACK of what went past the host is an odd segment (seed 46875); and after
-    // one a stranger's segment may be answered (105917).
+    // A keepalive with an ACK for bytes that went past the host is an odd segment (seed 46875); and
+    // after one a stranger's segment may be answered (105917).
     let idles = h.idles && !h.net_has_unseen() && h.heard_from_remote == o.at;
     let patience = if idles && !shut { T_ALIVE } else { T_PAUSED };
-    // What the host sends of G's bytes by its own clock is no answer (FLOOD-23; seed 41164).
+    // Bytes of G that the host sends by its own clock are no answer (FLOOD-23; seed 41164).
     let is_answer = !(h.floods && (o.tcp.payload_len > 0 || o.tcp.flags.fin()));
     match h.silent_since {
         Some(since) if h.asks && is_answer && o.at.since(since) > patience + GRACE => {

@@ -1,9 +1,9 @@
-//! DUPLICATES: what R sends a second time is answered by a DSACK (RFC 2883 section 4; SNOOP-11), be
-//! it acknowledged or held behind a hole; and of two copies of a byte that differ the first is the
-//! one that G gets (INV-15).
+//! DUPLICATES: bytes that R sends a second time are answered by a DSACK (RFC 2883 section 4;
+//! SNOOP-11), whether they were acknowledged or are held behind a hole. Of two copies of a byte
+//! that differ, G gets the first (INV-15).
 //!
-//! The second is for remotes that mean harm; a segment that may be refused for another reason
-//! leaves its bytes undecided.
+//! The second part is for hostile remotes; a segment that may be refused for another reason leaves
+//! its bytes undecided.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ const BYTES_MAX: usize = 1 << 16;
 /// See the module doc.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Copies {
-    /// A segment all of which is there: R is due to be told so.
+    /// A segment all of which is there: a DSACK for R is due.
     again: Option<(u64, u64)>,
     /// First copy of each byte in the window; `None` where it may not have been taken.
     first: BTreeMap<u64, Option<u8>>,
@@ -106,7 +106,7 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     Ok(())
 }
 
-/// The next segment to R has told it.
+/// The next segment to R has reported it.
 pub(crate) fn after_out(h: &mut History, o: &Out<'_>) {
     if o.to == Side::R {
         h.quality.copies.again = None;

@@ -1,9 +1,10 @@
-//! INV-25, early acceptance is a subset: the host acknowledges only what a conforming G would have
-//! accepted, given the same segments and, but for its size, the window the host showed.
+//! INV-25, early acceptance is a subset: the host acknowledges only bytes that a conforming G would
+//! have accepted, given the same segments and, except for its size, the window that the host
+//! showed.
 //!
-//! The model takes the segments that came in from R whole and in R's own name, refuses what
-//! RFC 9293 section 3.10.7.4, RFC 5961 and RFC 7323 refuse, and joins the rest. Of two ends of a
-//! stream the first counts (SNOOP-14).
+//! The model takes the segments that came from R whole and in R's own name, refuses those that RFC
+//! 9293 section 3.10.7.4, RFC 5961 and RFC 7323 refuse, and joins the rest. Of two ends of a stream
+//! the first counts (SNOOP-14).
 
 use super::Ensure;
 use crate::history::{BASE, History, Side};
@@ -60,7 +61,7 @@ impl Acceptable {
         self.ranges.len()
     }
 
-    /// End of what is there without a hole.
+    /// End of the bytes without a hole.
     pub(crate) fn end(&self) -> u64 {
         self.ranges.end_of_run(BASE + 1)
     }
@@ -90,8 +91,8 @@ pub(crate) fn on_segment_from_net(h: &mut History, tcp: &Tcp, seq: u64, end: u64
     if ack > sent || seq > edge || (seq == edge && tcp.payload_len > 0) {
         return false;
     }
-    // An ACK older than a window refuses its segment (RFC 5961 section 5.2). Of data the host's own
-    // ACK says whether it did; a FIN has to wait for G's.
+    // An ACK older than a window refuses its segment (RFC 5961 section 5.2). For data the host's
+    // own ACK shows whether it did; a FIN has to wait for G's.
     let old_fin = tcp.flags.fin() && h.is_long_acked(ack);
     let to = (end - u64::from(old_fin)).min(edge + u64::from(tcp.flags.fin()));
     let to = to.min(h.acceptable.fin.map_or(u64::MAX, |fin| fin + 1));
@@ -113,7 +114,7 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let Some(ack) = o.ack.filter(|_| o.to == Side::R && o.gated && h.is_open()) else {
         return Ok(());
     };
-    // What G itself acknowledged it has accepted.
+    // G has accepted the bytes that it acknowledged itself.
     let acceptable = h.acceptable.end().max(h.end(Side::G).acked);
     if ack > acceptable && !o.tcp.flags.rst() {
         return Err(format!("ACK {} bytes beyond what G would accept", ack - acceptable));

@@ -1,16 +1,17 @@
-//! ECHO: what one end says of the other's clock and of congestion reaches it as it was said.
+//! ECHO: each end's report about the other's clock and about congestion reaches the other
+//! unchanged.
 //!
-//! Toward R the timestamp echoed is TS.Recent exactly (RFC 7323 section 4.3; INV-09 says it is not
-//! newer, this that it is not older). Toward G stored bytes carry the newest TSecr and ECE of R,
-//! or G's round trips would be those of the first segment, and its window would not be reduced.
-//! R's SACK blocks reach G before any bytes that come after them, or G would send again what R has;
-//! and none that R did not say.
+//! Toward R the timestamp echoed is TS.Recent exactly (RFC 7323 section 4.3; INV-09 requires that
+//! it is not newer, this rule that it is not older). Toward G stored bytes carry the newest TSecr
+//! and ECE of R. Otherwise G would measure the round trips of the first segment, and would not
+//! reduce its window. R's SACK blocks reach G before any later bytes, because G would otherwise
+//! repeat bytes that R has; and G gets no block that R did not send.
 //!
 //! The clock that either end is shown is the newest of the other (EMIT-R, EMIT-G, FLOOD-41).
 //!
-//! While the host sends for G, marks and SACK blocks of R answer the host (FLOOD-09): G hears of
-//! neither, but of what is behind a hole in what it has handed over (FLOOD-05). That R's marks are
-//! obeyed then INV-14 says.
+//! While the host sends for G, marks and SACK blocks of R answer the host (FLOOD-09): G gets
+//! neither, except blocks for bytes behind a hole in its data (FLOOD-05). INV-14 requires that the
+//! host obeys R's marks then.
 
 use std::collections::VecDeque;
 
@@ -22,7 +23,7 @@ use crate::wire::{Sack, Seq, TcpFlags};
 /// SACK options of R that are remembered: a capture has all of a turn before what left in it.
 const REMEMBERED: usize = 256;
 
-/// What was said last.
+/// The last reports.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Echoes {
     /// TS.Recent, as far as it is certain.
@@ -42,7 +43,7 @@ struct SackOfNet {
     /// R's newest ACK, and the blocks that came with it, if it is certain that they counted.
     ack: u64,
     newest: Option<Sack>,
-    /// G has yet to hear of them.
+    /// G was not told yet.
     due: bool,
 }
 
@@ -177,7 +178,7 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     if h.is_flooded && h.is_twinned() && !o.waited && o.tcp.flags.ece() {
         return Err("ECE to G, for which the host sends".to_owned());
     }
-    // Of an R that has acknowledged what G never sent nothing more is read (seed 85563).
+    // If an R has acknowledged bytes that G never sent, nothing more of it is read (seed 85563).
     let lies = h.end(Side::R).acked.max(h.end(Side::R).lied) > h.end(Side::G).end;
     let Some((ts, ece)) = echoes.from_net.filter(|_| o.is_stored() && !o.waited && !lies) else {
         return Ok(());
@@ -196,7 +197,8 @@ fn sack_to_guest(h: &History, o: &Out<'_>) -> Ensure {
     if o.waited {
         return Ok(()); // made before R said more
     }
-    // With congestion offload H tells G of what it misses itself (FLOOD-05), and R has not got.
+    // With congestion offload H reports its own holes to G (FLOOD-05), and R does not have those
+    // bytes.
     let end = h.end(Side::R).end_to;
     let is_sent = |block: &(Seq, Seq)| h.unwrap(Side::G, block.0, end) < end;
     if h.is_flooded && h.is_twinned() && blocks.as_slice().iter().any(is_sent) {

@@ -1,15 +1,15 @@
-//! ECONOMY (SNOOP-29): G is not given more again than its twin would be. A remote whose timer ran
-//! out sends what is first, and the rest as G acknowledges, twice as much as each ACK says
-//! (RFC 5681 section 3.1): besides that first segment, what G never asked for is not offered again
-//! by more than that, or [`BYTES_MAX`], before G says anything. What an ACK allows may come later,
-//! when the ring has room: in seed 3077 one of 173,062 bytes allowed 346,124, and its 318,560 came
-//! as 251,952 and 66,608, between which G said the same once more. It ends when G gets new bytes.
-//! How often a timer may run out is RECOVERY's to judge: a silent G is offered its segment for
-//! hours. What G asks for by duplicates or SACK may be as much as it lost, and a new ring has lost
-//! all of it.
+//! ECONOMY (SNOOP-29): G is not given more bytes again than its twin would be. A remote whose timer
+//! ran out sends the first segment, and the rest as G acknowledges, twice as much as each ACK
+//! covers (RFC 5681 section 3.1). So besides that first segment, bytes that G never asked for are
+//! not offered again by more than that, or [`BYTES_MAX`], before G answers. Bytes that an ACK
+//! allows may be sent later, when the ring has room: in seed 3077 an ACK of 173,062 bytes allowed
+//! 346,124, and its 318,560 came as 251,952 and 66,608, between which G repeated its ACK. The
+//! account ends when G gets new bytes. RECOVERY judges how often a timer may run out: a silent G is
+//! offered its segment for hours. G may ask by duplicates or SACK for as much as it lost, and a new
+//! ring has lost all of it.
 //!
-//! Nor in more pieces: while more is there, G gets a full segment, or half of its window (SNOOP-27;
-//! RFC 9293 section 3.8.6.2.1), or what its ring has room for.
+//! Nor is G given smaller pieces: while more bytes are there, G gets a full segment, or half of its
+//! window (SNOOP-27; RFC 9293 section 3.8.6.2.1), or as much as its ring has room for.
 
 use super::Ensure;
 use crate::history::{BASE, History, Side};
@@ -21,13 +21,14 @@ const BYTES_MAX: u64 = 64 * 1024;
 /// Bytes of a frame that would just fit where room is made for a full frame.
 const FRAME: u64 = 1400;
 
-/// Bytes offered again since G said anything, the segments of timers not counted.
+/// Bytes offered again since G's last segment, the segments of timers not counted.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Again {
     bytes: u64,
     /// G's newest ACK.
     acked: u64,
-    /// Twice what G has acknowledged since it was offered anything new, less what came again.
+    /// Twice the bytes that G has acknowledged since it was offered anything new, minus the bytes
+    /// offered again.
     allowed: u64,
 }
 

@@ -1,9 +1,8 @@
-//! ENDINGS: a connection that ends for one end ends for the other, and for the host.
+//! ENDINGS: a connection that ends for one end also ends for the other, and for the host.
 //!
-//! - An RST of G leaves for R at once (SNOOP-16); one of R that waits behind bytes reaches G when
-//!   that has run for [`WAITS_MAX`] at the latest (SNOOP-15).
-//! - A flow of which both FINs are acknowledged, and both ends know it, is out of the path
-//!   (LIFE-03).
+//! - An RST of G leaves for R at once (SNOOP-16). An RST of R that waits behind bytes reaches G
+//!   when G has run for [`WAITS_MAX`] at the latest (SNOOP-15).
+//! - A flow whose two FINs are acknowledged, as both ends know, is out of the path (LIFE-03).
 
 use nightporter_core::limits::T_RST;
 use nightporter_core::tcp::flow::State;
@@ -20,7 +19,7 @@ const WITHIN: Duration = Duration::from_millis(10);
 /// life, it counts no more than `RUNNING_CREDIT_MAX`.
 const WAITS_MAX: Duration = Duration::from_nanos(T_RST.as_nanos() + 5_000_000_000);
 
-/// What has ended, and since when.
+/// The end that was seen, and when.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Endings {
     /// G has reset it.

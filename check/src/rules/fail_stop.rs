@@ -1,5 +1,5 @@
-//! INV-21, fail-stop: when a promise can no longer be kept both sides are told; nobody is left to
-//! believe in a stream with a hole.
+//! INV-21, fail-stop: when a promise can no longer be kept, both sides are told; neither is left
+//! with a stream that has a hole.
 
 use nightporter_core::limits::T_RST;
 use nightporter_core::tcp::flow::State;
@@ -9,12 +9,12 @@ use super::Ensure;
 use crate::history::{History, Side};
 use crate::out::Out;
 
-/// After a restart R hears at once, and G in the time a busy guest needs to take a frame.
+/// After a restart R is told at once, and G in the time that a busy guest needs to take a frame.
 pub(crate) const TELL_R: Duration = Duration::from_secs(1);
 /// See [`TELL_R`].
 pub(crate) const TELL_G: Duration = Duration::from_secs(10);
 
-/// Who is owed an RST has had it by the time it says anything itself.
+/// An end that is owed an RST has got it by its own next segment.
 pub(crate) fn on_in(at: Instant, h: &History, from: Side) -> Ensure {
     let told = |side: Side| h.end(side).reset_to || h.end(side).reset;
     match h.tell_by[from as usize] {
@@ -25,8 +25,8 @@ pub(crate) fn on_in(at: Instant, h: &History, from: Side) -> Ensure {
     }
 }
 
-/// No RST without a cause; and what R was promised comes before R's own RST (SNOOP-15), for as
-/// long as T_rst.
+/// No RST without a cause; and promised bytes come before R's own RST (SNOOP-15), for as long as
+/// T_rst.
 pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let (r, g) = (h.end(Side::R), h.end(Side::G));
     // H's own reason counts while G has its CPU: a paused guest is waited for (SNOOP-32).

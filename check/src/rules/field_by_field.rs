@@ -1,22 +1,22 @@
-//! FIELDS: what the host does not answer for itself goes through field by field.
+//! FIELDS: header fields that the host is not responsible for pass unchanged.
 //!
-//! TTL, DSCP and flow label are ones that the sender's segments came with.
+//! TTL, DSCP and flow label have values of the sender's own segments.
 //!
-//! Toward R (EMIT-R, COM-15): a segment of G with data leaves with the header G wrote, but for ACK,
-//! window, echoed timestamps, ECE and SACK blocks: VLAN tags, TTL, DSCP, ECN, flow label, PSH, CWR,
-//! URG, options and identification are G's. Its SACK blocks are not for R. What the host makes for
-//! R by itself has a header of its own ([`made`]).
+//! Toward R (EMIT-R, COM-15): a segment of G with data leaves with the header that G wrote, except
+//! ACK, window, echoed timestamps, ECE and SACK blocks: VLAN tags, TTL, DSCP, ECN, flow label, PSH,
+//! CWR, URG, options and identification are G's. Its SACK blocks are not for R. Frames that the
+//! host makes for R have a header of their own ([`made`]).
 //!
-//! Toward G (SNOOP-13, COM-04, COM-07, COM-09): what is urgent or has options that the host does
-//! not understand, of TCP or of IP, reaches G with the TCP header R wrote, but for ACK, window and
-//! timestamps; no such byte reaches it otherwise, nor is acknowledged before G has it.
+//! Toward G (SNOOP-13, COM-04, COM-07, COM-09): segments with urgent data, or with options of TCP
+//! or IP that the host does not understand, reach G with the TCP header that R wrote, except ACK,
+//! window and timestamps. No such byte reaches G otherwise, or is acknowledged before G has it.
 //!
-//! Toward G (EMIT-G): the last byte that the host holds is pushed (SNOOP-12); no segment is longer
-//! than G's MSS and its port's MTU allow (COM-20), and the virtio header says exactly what it is
+//! Toward G (EMIT-G): the last byte that the host holds is pushed (SNOOP-12). No segment is longer
+//! than G's MSS and its port's MTU allow (COM-20), and the virtio header describes it exactly
 //! (COM-16, COM-17).
 //!
-//! Of two captures the last of these are not judged: they do not have virtio headers, nor say how
-//! much the host held when it made a segment.
+//! With two captures the last of these are not judged: they contain neither virtio headers nor the
+//! number of bytes that the host held when it made a segment.
 
 mod made;
 
@@ -40,18 +40,18 @@ type Written = (u64, u32, Vec<u8>);
 /// See the module doc.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Fields {
-    /// TTL, DSCP and flow label of what R and G sent.
+    /// TTL, DSCP and flow label of R's and G's packets.
     network: [BTreeSet<(u8, u8, u32)>; 2],
-    /// Headers of G's segments with data, newest last, without what the host may change.
+    /// Headers of G's segments with data, newest last, without the fields that the host may change.
     from_guest: VecDeque<Written>,
-    /// TCP headers of what R sent and the host does not understand, likewise.
+    /// TCP headers of R's segments that the host does not understand, likewise.
     from_net: VecDeque<Written>,
     /// Bytes that R has sent as urgent, or with such options, and not otherwise.
     foreign: Vec<(u64, u64)>,
 }
 
 impl Fields {
-    /// A whole packet came from `from`, or from somebody who says so.
+    /// A whole packet came from `from`, or from a machine that claims to be it.
     pub(crate) fn note_network(&mut self, from: Side, ip: &Ip) {
         let (fields, known) = (layer3(ip), &mut self.network[from as usize]);
         if !known.contains(&fields) {
@@ -114,7 +114,7 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     }
 }
 
-/// What the host does not understand is R's, field by field.
+/// A segment that the host does not understand is R's, field by field.
 pub(crate) fn foreign_to_guest(h: &History, o: &Out<'_>) -> Ensure {
     if !o.is_verbatim() || o.to != Side::G || !o.gated || o.waited || !h.is_open() {
         return Ok(());
@@ -178,7 +178,7 @@ fn to_guest(h: &History, o: &Out<'_>) -> Ensure {
     sizes(h, o)
 }
 
-/// Length of a segment that the host makes, and what the virtio header says of it.
+/// Length of a segment that the host makes, and its description in the virtio header.
 fn sizes(h: &History, o: &Out<'_>) -> Ensure {
     let (hdr, v4) = (o.hdr, o.ip.version == IpVersion::V4);
     let (ip, default_mss, family) = if v4 { (20, 536, GSO_TCPV4) } else { (40, 1220, GSO_TCPV6) };

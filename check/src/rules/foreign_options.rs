@@ -1,5 +1,5 @@
-//! INV-23, connections that are not ours to understand (MD5, AO, MPTCP, unknown options in the
-//! handshake) go through bit by bit, whatever state the engine thinks they are in.
+//! INV-23, connections that the host does not understand (MD5, AO, MPTCP, unknown options in the
+//! handshake) pass bit by bit, whatever state the engine has for them.
 
 use super::Ensure;
 use crate::history::History;

@@ -1,8 +1,8 @@
-//! INV-03, no orphan ACK: between any two steps every byte that R was told is safe is either
+//! INV-03, no orphan ACK: between any two steps every byte that was acknowledged to R is either
 //! acknowledged by G or in the store, and it is the byte that R sent.
 //!
-//! The ACKs are those at the tap, not what the engine remembers. Bytes newly promised are read each
-//! time, all of them now and then: that is most of the time of a run.
+//! The ACKs are those at the tap, not those that the engine remembers. Newly promised bytes are
+//! read each time, all of them now and then; this takes most of the time of a run.
 
 use nightporter_core::engine::Engine;
 use nightporter_core::tcp::flow::{Flow, State};

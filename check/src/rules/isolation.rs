@@ -1,5 +1,5 @@
-//! INV-20, isolation: whatever the others do, each VM finds the pages and the flow entries that are
-//! its own, and strangers' handshakes take no more of these than their part (LIFE-01).
+//! INV-20, isolation: whatever the others do, each VM finds its own pages and flow entries, and
+//! strangers' handshakes take no more of these than their part (LIFE-01).
 
 use nightporter_core::engine::Engine;
 use nightporter_core::port::PortId;
@@ -11,9 +11,9 @@ use super::Ensure;
 #[derive(Clone, Copy, Default)]
 struct Entries {
     all: u32,
-    /// Handshakes that nobody has completed.
+    /// Incomplete handshakes.
     unproven: u32,
-    /// Those that owe somebody something.
+    /// Flows that owe something.
     owing: u32,
 }
 

@@ -1,5 +1,5 @@
-//! INV-18, liveness: after all has healed everything comes to its end, what is held is offered
-//! until it is taken, and the host makes no more than two packets for each it gets.
+//! INV-18, liveness: after all has healed everything ends, held bytes are offered until they are
+//! taken, and the host makes no more than two packets for each that it gets.
 
 use nightporter_core::tcp::flow::State;
 use nightporter_core::time::{Duration, Instant};
@@ -11,21 +11,23 @@ use crate::out::Out;
 /// Packets a flow may cause besides, for timers: probes, local retransmission, window updates.
 const FOR_TIMERS: u64 = 400;
 
-/// Bytes of the pieces that count (RFC 9293 section 3.7.1: nobody has to take more).
+/// Bytes of the pieces that count (RFC 9293 section 3.7.1: no receiver has to take more).
 const PIECE: u64 = 536;
 
-/// A window that G opened so long ago is known to R.
+/// R knows a window that G opened so long ago.
 const UPDATE_WITHIN: Duration = Duration::from_millis(20);
 /// R is waiting for a window that is smaller, and has one that is larger than three of these.
 const SEGMENT: u64 = 1460;
 
-/// What is on its way, or due, when a guest stops running (SNOOP-31: its time does not pass).
+/// Segments that are on their way, or due, when a guest stops running (SNOOP-31: its time does not
+/// pass).
 const REPEATS_IN_PAUSE: u32 = 3;
 
-/// A guest that runs and has a window is offered what is held for it, again and again, within this.
+/// A guest that runs and has a window is offered the bytes held for it, again and again, within
+/// this.
 const OFFERED_WITHIN: Duration = Duration::from_secs(30);
 
-/// What R was promised is offered to G until G has it (SNOOP-29).
+/// Bytes promised to R are offered to G until G has them (SNOOP-29).
 pub(crate) fn on_step(h: &mut History, now: Instant) -> Ensure {
     let g = h.end(Side::G);
     let takes = g.edge > g.acked && h.paused_since.is_none() && !h.hostile[Side::G as usize];

@@ -1,4 +1,4 @@
-//! The rules, one file each, and who is asked about a frame on its way out.
+//! The rules, one file each, and their order for a frame on its way out.
 
 pub(crate) mod ack_numbers;
 pub(crate) mod ack_order;
@@ -46,7 +46,7 @@ use crate::history::{History, Side};
 use crate::out::Out;
 use crate::rule::Rule;
 
-/// What a rule says: nothing, or what it saw.
+/// The verdict of a rule: nothing, or its observation.
 pub(crate) type Ensure = Result<(), String>;
 /// The same, and which rule it was.
 pub(crate) type Verdict = Result<(), (Rule, String)>;
@@ -62,7 +62,7 @@ pub(crate) fn check_out(h: &History, o: &Out<'_>, gone: bool) -> Verdict {
     if for_liar && !h.past {
         return ack_numbers::on_out(h, o).map_err(|what| (Rule::AckNumbers, what));
     }
-    // Nobody speaks for a guest that means harm, and to a remote that does anything may be said.
+    // The host need not speak for a hostile guest, and may send anything to a hostile remote.
     if h.opaque || h.hostile[Side::G as usize] || h.hostile[o.to as usize] {
         return Ok(());
     }

@@ -1,15 +1,15 @@
-//! NEWS: an ACK that says what the one before said means a loss to its sender, the third of them
-//! for certain (RFC 5681 section 3.2). R gets one for each of its segments that asks for it, also
-//! by an old clock (RFC 7323 section 5.3); one that nobody asked for says something new, but for
-//! the repeated window update (SNOOP-34).
+//! NEWS: an ACK that repeats the one before means a loss to its sender, for certain if it is the
+//! third (RFC 5681 section 3.2). R gets one for each of its segments that asks for it, also by an
+//! old clock (RFC 7323 section 5.3). An unsolicited ACK contains something new, except the repeated
+//! window update (SNOOP-34).
 //!
 //! G gets an ACK of R for each that R sent, and not for one that another has overtaken (COM-30).
-//! While the host keeps what it sends for G, R's ACKs are its own affair (FLOOD-09): then one that
-//! says nothing new answers G, which repeats what R has acknowledged, asks, or has sent more than
-//! it was shown room for (FLOOD-04, FLOOD-15), or tells G of a hole in what it has handed over,
-//! with SACK blocks where these were agreed on (FLOOD-05).
+//! While the host keeps data for G, R's ACKs concern the host (FLOOD-09). Then an ACK without news
+//! answers G, which repeats bytes that R has acknowledged, asks, or has sent more than it was shown
+//! room for (FLOOD-04, FLOOD-15). Or it reports a hole in G's data, with SACK blocks where these
+//! were negotiated (FLOOD-05).
 //!
-//! Found by tshark, not by a seed: "Duplicate ACK" and "Spurious Retransmission" at the uplink.
+//! tshark found this, not a seed: "Duplicate ACK" and "Spurious Retransmission" at the uplink.
 
 use super::Ensure;
 use crate::history::{History, Side};
@@ -21,7 +21,7 @@ const MAX: u32 = 2;
 /// ACKs by which G knows of a hole (FLOOD-05).
 const DUPLICATES: u32 = 3;
 
-/// What R was told last, and how often it was told again.
+/// The last ACK for R, and how often it was repeated.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct News {
     last: Option<(u64, u64)>,
@@ -37,12 +37,12 @@ pub(crate) struct News {
 }
 
 impl News {
-    /// G may be told what it was told.
+    /// G may be sent the same ACK again.
     fn may_repeat(&self) -> bool {
         self.from_net + self.of_hole > 0
     }
 
-    /// R has sent what may be answered by what it knows.
+    /// R has sent a segment whose answer may repeat the last ACK.
     pub(super) fn is_asked(&self) -> bool {
         self.asked > 0
     }
@@ -60,7 +60,7 @@ pub(crate) fn on_in(h: &mut History, from: Side, tcp: &Tcp) {
     let heard = h.unwrap(Side::G, tcp.ack, r.acked) <= r.end_to;
     // An ACK that another has overtaken says nothing (COM-30), if nothing else is to be said of it.
     let old = plain && in_place && h.unwrap(Side::G, tcp.ack, r.acked) < r.acked;
-    // What has left and R does not have is certainly kept.
+    // Bytes that have left and that R does not have are certainly kept.
     let kept = h.is_flooded && r.acked < r.end_to;
     // One older than R's window is to be answered too (SNOOP-03; RFC 5961 section 5.2).
     let too_old = plain && h.is_long_acked(h.unwrap(Side::G, tcp.ack, r.acked));
@@ -133,7 +133,7 @@ pub(super) fn tells_guest_again(h: &History, o: &Out<'_>) -> bool {
     o.to == Side::G && o.gated && o.is_pure() && same && !asks && !blocks
 }
 
-/// A pure ACK with nothing in it that the last frame to R did not say.
+/// A pure ACK without anything new since the last frame to R.
 fn is_old(h: &History, o: &Out<'_>) -> bool {
     let same = o.ack.is_some() && h.quality.news.last == o.ack.map(|ack| (ack, o.edge));
     let keepalive = o.seq < h.end(Side::R).acked; // R has to answer it

@@ -1,12 +1,13 @@
-//! ODD-ACKS (COM-31, RFC 5961 section 7): answers to segments that no connection in order has are
-//! limited, one in half a second; else two such ends, or a forger, could keep a storm going.
+//! ODD-ACKS (COM-31, RFC 5961 section 7): answers to segments that fit no connection in order are
+//! limited to one in half a second. Otherwise two such ends, or a forger, could keep a storm going.
 //!
-//! But the first is answered, for an honest R learns by it where it is: an RST in the window that
-//! is not exact (RFC 5961 section 3.2; SNOOP-15), and a SYN while the host owes G bytes (section 4;
-//! SNOOP-17; else it is G's to answer). Nothing is said of one that another ACK may have limited.
+//! But the first is answered, because an honest R learns from it where it is: an RST in the window
+//! that is not exact (RFC 5961 section 3.2; SNOOP-15), and a SYN while the host owes G bytes
+//! (section 4; SNOOP-17; otherwise G answers it). The rule does not judge one that another ACK may
+//! have limited.
 //!
-//! For a guest that has been silent for longer than `T_paused` nobody answers them (INV-19), but a
-//! SYN: that R began anew it must learn.
+//! For a guest that has been silent for longer than `T_paused` the host does not answer them
+//! (INV-19), except a SYN, because R must learn that it began anew.
 //!
 //! PAWS comes before the ACK is looked at (SNOOP-01), and its answer to a segment with data is not
 //! limited (SNOOP-04, COM-31): such a segment is not odd.

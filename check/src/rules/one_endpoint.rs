@@ -1,5 +1,5 @@
-//! INV-16, the trace looks like one endpoint of RFC 9293: what the other checkers say about single
-//! numbers, and the order of things. Also: strict stacks have nothing to complain of.
+//! INV-16, the trace looks like one endpoint of RFC 9293: the other checkers judge single numbers,
+//! this one the order of events. Also: strict stacks have nothing to complain of.
 
 use super::Ensure;
 use crate::history::{History, Side};

@@ -1,5 +1,5 @@
 //! PARKED (SNOOP-39, INV-05): an idle flow that owes nothing gives its place back, if G itself has
-//! room for what R may send after a pause; and no other does.
+//! room for the bytes that R may send after a pause. No other flow does.
 
 use nightporter_core::tcp::flow::State;
 use nightporter_core::time::{Duration, Instant};

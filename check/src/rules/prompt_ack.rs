@@ -1,14 +1,13 @@
 //! PROMPT-ACK (SNOOP-06, SNOOP-07): R never waits longer for an ACK than with G alone on a perfect
 //! host, plus a bound.
 //!
-//! The twin acknowledges in-order data when G has run and seen it. A flow with offload is held to
-//! more: bytes that the host must hold are acknowledged within [`WITHIN`] of their coming, or of
-//! the coming of the last byte before them, whether G runs or not; and bytes that G has
-//! acknowledged itself, its FIN included, are within the same time. An ACK speaks for two segments
-//! that came in order at most (RFC 9293 section 3.8.6.3), and with SACK for as many ranges behind
-//! the hole as there is room for. Each segment that lies behind a
-//! hole is answered by an ACK of its own within that time, for R counts them (RFC 5681 section
-//! 4.2).
+//! The twin acknowledges in-order data when G has run and seen it. A flow with offload has stricter
+//! bounds. Bytes that the host must hold are acknowledged within [`WITHIN`] of their arrival, or of
+//! the arrival of the last byte before them, whether G runs or not. Bytes that G has acknowledged
+//! itself, its FIN included, are acknowledged within the same time. An ACK covers two segments that
+//! arrived in order at most (RFC 9293 section 3.8.6.3), and with SACK as many ranges behind the
+//! hole as there is room for. Each segment behind a hole is answered by an ACK of its own within
+//! that time, because R counts them (RFC 5681 section 4.2).
 //!
 //! The host must hold the bytes of a segment that G would take, with five exceptions. R repeats
 //! these segments, or G acknowledges them itself:
@@ -19,11 +18,11 @@
 //! - the data of a flow that was idle for [`PARKED_AFTER`], and so has given its place back, while
 //!   its VM's budget has none for it, or G has yet to acknowledge what passed to it (SNOOP-39).
 //!
-//! And nobody speaks for a G whose clock has gone half round since it was heard (RFC 7323 section
-//! 5.5).
+//! And the host does not acknowledge for a G whose clock has gone half round since its last segment
+//! (RFC 7323 section 5.5).
 //!
-//! Of two captures this cannot be judged: they do not say which flow is with offload while it is
-//! silent.
+//! With two captures this cannot be judged, because they do not show which flow is with offload
+//! while it is silent.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -47,7 +46,7 @@ const CLOCK_AGE: Duration = Duration::from_secs((24 * 24 - 1) * 3600);
 /// An idle flow gives its place back (`T_PARK`).
 const PARKED_AFTER: Duration = Duration::from_secs(1);
 
-/// What R is owed.
+/// The acknowledgements that R is owed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Waiting {
     /// Since when, and what it had been told then.
@@ -60,7 +59,7 @@ pub(crate) struct Waiting {
     held: Ranges,
     /// First place and end of segments of R beyond those that it may hold.
     maybe: BTreeMap<u64, u64>,
-    /// When the flow was last heard of, by a segment of whomever; `None` before the first.
+    /// When the flow last had a segment, of either end; `None` before the first.
     heard_at: Option<Instant>,
     /// It may have no place, for it was idle and has acknowledged nothing early since.
     parked: bool,
@@ -72,7 +71,7 @@ impl Waiting {
         self.parked || self.heard_at.is_some_and(|heard| at.since(heard) >= PARKED_AFTER)
     }
 
-    /// How long nothing was heard of the flow.
+    /// How long the flow had no segment.
     pub(super) fn idle_for(&self, now: Instant) -> Duration {
         self.heard_at.map_or(Duration::ZERO, |at| now.since(at))
     }
@@ -143,7 +142,7 @@ fn hold(h: &mut History, s: &In<'_>) {
     }
 }
 
-/// An ACK speaks for what it should, and not for more.
+/// An ACK covers what it should, and not more.
 pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let Some(ack) = o.ack.filter(|_| o.to == Side::R && o.gated && h.is_twinned()) else {
         return Ok(());

@@ -1,7 +1,8 @@
-//! INV-17, PASS is pure: a flow that is not with offload goes through bit by bit and in order.
+//! INV-17, PASS is pure: a flow without offload passes bit by bit and in order.
 //!
-//! What came in while the engine did not have the flow in ON or DRAIN may come out unchanged later
-//! (it may have waited in a backlog); what comes out while the engine has it in HS or PASS must.
+//! Frames that came in while the engine did not have the flow in ON or DRAIN may come out unchanged
+//! later (they may have waited in a backlog). Frames that come out while the engine has it in HS or
+//! PASS must be unchanged.
 
 use nightporter_core::tcp::flow::State;
 

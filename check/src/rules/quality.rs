@@ -1,5 +1,6 @@
 //! The rules about time and quality: what a guest and its remote would have without the host, or
-//! with a perfect one. Each is a file; here is what they remember of a flow, and who asks them.
+//! with a perfect one. Each is a file. Here are their common memory of a flow, and the order in
+//! which they are applied.
 
 use nightporter_core::time::Instant;
 
@@ -13,7 +14,7 @@ use crate::out::{In, Out};
 use crate::rule::Rule;
 use crate::wire::{Ip, Tcp};
 
-/// What the rules remember of a flow.
+/// The rules' memory of a flow.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Quality {
     pub(crate) fields: field_by_field::Fields,

@@ -1,23 +1,25 @@
-//! RECOVERY (SNOOP-14, SNOOP-27 to SNOOP-29, LIFE-04): what G lost is offered to it again, in time
-//! and not before.
+//! RECOVERY (SNOOP-14, SNOOP-27 to SNOOP-29, LIFE-04): bytes that G lost are offered to it again,
+//! in time and not before.
 //!
-//! The host stands where a remote without loss or distance would: whatever G asks for it has. With
-//! G's ring empty, so that there is room, a window that takes it, and a processor for the worker,
+//! The host stands where a remote without loss or distance would: it has all bytes for which G
+//! asks. If G's ring is empty, so that there is room, G's window takes the bytes, and the worker
+//! has a processor, then
 //! - new bytes, and R's FIN behind the last, are offered within [`AT_ONCE`];
 //! - a byte that G asks for (three duplicate ACKs, a SACK block, the first ACK within a recovery;
-//!   RFC 6582, RFC 6675), or that lay in a ring when the driver was reset, is within the same time.
-//!   A duplicate with SACK blocks asks by these: that of what came twice for nothing (RFC 2883);
-//! - a byte that G says nothing of is within twice the timeout of SNOOP-29, which starts at 250 ms
-//!   of G's running time, doubles to 2 s, and starts again when G has moved.
+//!   RFC 6582, RFC 6675), or that lay in a ring when the driver was reset, is offered within the
+//!   same time. A duplicate with SACK blocks asks by these; one for bytes that came twice asks for
+//!   nothing (RFC 2883);
+//! - a byte that G does not mention is offered within twice the timeout of SNOOP-29, which starts
+//!   at 250 ms of G's running time, doubles to 2 s, and starts again when G has moved.
 //!
 //! A G whose window is shut is probed within twice the interval of SNOOP-31, which starts at 200 ms
-//! and doubles to a minute; one that takes nothing for [`REFUSES`] of its running time is given up
-//! (SNOOP-32). Behind a timeout what was under way comes as fast as G acknowledges, twice as much
-//! each time.
+//! and doubles to a minute. A G that takes nothing for [`REFUSES`] of its running time is given up
+//! (SNOOP-32). After a timeout the bytes that were under way follow as fast as G acknowledges,
+//! twice as much each time.
 //!
-//! And a byte is not offered again for want of an ACK before G has run for [`NOT_BEFORE`], nor then
-//! before twice that, and so on: a paused guest has lost nothing. Of captures this cannot be
-//! judged: they do not show rings.
+//! And a byte is not offered again for lack of an ACK before G has run for [`NOT_BEFORE`], nor then
+//! before twice that, and so on: a paused guest has lost nothing. With captures this cannot be
+//! judged, because they do not show rings.
 
 use nightporter_core::time::{Duration, Instant};
 
@@ -26,7 +28,7 @@ use crate::guest_clock::GuestClock;
 use crate::history::{BASE, History, Side};
 use crate::out::{In, Out};
 
-/// A turn of the worker, and what may keep it.
+/// The length of a turn of the worker, and of its delays.
 const AT_ONCE: Duration = Duration::from_millis(20);
 /// A little less than the 250 ms of SNOOP-29: running time is measured from two places.
 const NOT_BEFORE: Duration = Duration::from_millis(200);
@@ -41,7 +43,7 @@ const REFUSES: Duration = Duration::from_secs(150);
 /// What a timer may be late: it looks at a ring that says nothing every 100 ms.
 const LATE: Duration = Duration::from_millis(300);
 
-/// What G was offered, and what it said.
+/// The offers to G, and G's answers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Recovery {
     /// G's newest ACK and edge.
@@ -61,11 +63,11 @@ pub(crate) struct Recovery {
     duplicates: u32,
     /// G misses the byte `una`, and has not been offered it since then.
     missed_at: Option<Instant>,
-    /// What was out when a recovery began; it is over when G has that.
+    /// End of the bytes under way when a recovery began; it is over when G has them.
     end: u64,
     /// The host may begin one later than it must, and so end it later: below this at the latest.
     may_end: u64,
-    /// What was offered again in it.
+    /// The ranges that were offered again in it.
     again: Vec<(u64, u64)>,
     /// Of those that `timeouts` counts, those for want of an ACK.
     by_timer: u32,
@@ -79,7 +81,7 @@ pub(crate) struct Recovery {
     /// Bytes by which G has moved since a timeout, and when it did last; it named no loss since.
     slow_moved: (u64, Instant),
     slow: bool,
-    /// What a timeout offers again: from the next byte on, up to where.
+    /// The range that a timeout offers again: from the next byte on.
     burst: (u64, u64),
     /// Up to here a timeout sends by slow start: what is new may wait.
     slow_to: u64,
@@ -103,7 +105,7 @@ impl Recovery {
         due && clock.idle_since().is_none_or(|idle| idle > at)
     }
 
-    /// While it repeats, and in the slow start behind a timeout, what is new may wait.
+    /// While it repeats, and in the slow start after a timeout, new bytes may wait.
     fn is_calm(&self, una: u64) -> bool {
         self.timeouts == 0 && una >= self.end && una >= self.slow_to
     }
@@ -133,7 +135,7 @@ impl History {
     }
 }
 
-/// The rings of G were set up again: what was in them is gone.
+/// The rings of G were set up again: the frames in them are gone.
 pub(crate) fn on_driver_back(h: &mut History, now: Instant) {
     let una = h.end(Side::G).acked;
     let q = &mut h.quality.recovery;
@@ -197,7 +199,7 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>, clock: &GuestClock) {
     }
 }
 
-/// End of what R was told is there and G is owed: R's bytes, and the FIN behind the last.
+/// End of the bytes that were acknowledged to R and are owed to G, and the FIN behind the last.
 fn owed_to(h: &History) -> u64 {
     let r = h.end(Side::R);
     let in_order = h.in_order().min(r.ack_to);
@@ -292,7 +294,7 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>, clock: &GuestClock) -> Ensure {
     if o.to != Side::G || !o.is_stored() || !h.is_twinned() || o.end > q.out_to {
         return Ok(());
     }
-    // What the host has not acknowledged it does not hold: R itself offers it again.
+    // The host does not hold bytes that it has not acknowledged: R itself offers them again.
     let una = h.end(Side::G).acked;
     let in_burst = (q.burst.0..q.burst.1).contains(&o.seq);
     let asked = una < q.end.max(q.may_end);

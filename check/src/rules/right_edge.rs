@@ -1,10 +1,10 @@
 //! INV-05, the right edge shown to R never moves left.
 //!
-//! That holds too when a flow leaves the path and G shows its own edge again, unless G is one that
-//! takes window back, or shows R its own past the host already. With window scaling an edge that
-//! may not grow cannot be written for every ACK; it may then show up to one unit less
-//! (ARCHITECTURE, "Decisions"). Toward G the edge is R's own; with congestion offload the host may
-//! lend a mebibyte more (FLOOD-14), and keeps its word of what G has used.
+//! That also holds when a flow leaves the path and G shows its own edge again, unless G takes
+//! window back, or already shows R its own edge past the host. With window scaling an edge that may
+//! not grow cannot be written for every ACK; it may then show up to one unit less (ARCHITECTURE,
+//! "Decisions"). Toward G the edge is R's own. With congestion offload the host may lend a mebibyte
+//! more (FLOOD-14), and keeps its promise for the room that G has used.
 
 use nightporter_core::time::{Duration, Instant};
 
@@ -13,18 +13,18 @@ use crate::history::{BASE, End, History, Side};
 use crate::out::Out;
 use crate::wire::TcpFlags;
 
-/// So much more than R shows the host may show G.
+/// The host may show G so much more than R shows.
 const AHEAD: u64 = 1 << 20;
 /// A host that has asked an R without room, or repeated to one that is silent, five times at
 /// intervals that double, may leave it to its guest (FLOOD-12, FLOOD-23, FLOOD-32).
 const STOOD_LONG: Duration = Duration::from_secs(5);
 
-/// R has acknowledged nothing of what G has sent for so long.
+/// R has acknowledged none of G's bytes for so long.
 pub(crate) fn has_stood_long(h: &History, at: Instant) -> bool {
     at.since(h.stands.1) >= STOOD_LONG
 }
 
-/// Of what R never showed G keeps what it has used.
+/// G keeps the room that it has used, even if R never showed it.
 fn used(g: &End, r: &End) -> u64 {
     if g.edge_to > r.edge_max { g.end } else { BASE }
 }

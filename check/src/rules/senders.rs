@@ -1,22 +1,24 @@
-//! INV-14 for flows with congestion offload: what the host sends for a guest is what one conforming
-//! sender would send, judged from the frames at the wire alone, with arithmetic of its own
+//! INV-14 for flows with congestion offload: the host's segments for a guest are those of one
+//! conforming sender. This is judged from the frames at the wire alone, with arithmetic of its own
 //! (FLOOD-12, FLOOD-19, FLOOD-21 and FLOOD-23 to FLOOD-26).
 //!
 //! **Window.** The widest that a conforming sender may have: ten segments at first (RFC 6928), then
-//! what R acknowledges more while slow start may last; after a reduction CUBIC's curve (RFC 9438),
-//! or a segment in a round trip if that is more. Only a window that is used grows (RFC 7661). The
-//! first copy of a round trip, or the first mark, leaves seven tenths of what was used.
+//! as much more as R acknowledges while slow start may last. After a reduction it follows CUBIC's
+//! curve (RFC 9438), or grows by a segment in a round trip if that is more. Only a window that is
+//! used grows (RFC 7661). The first copy of a round trip, or the first mark, leaves seven tenths of
+//! the window that was used.
 //!
-//! **Under way** is what has left and that R has not; new data keeps it within the window. When the
-//! window is reduced all that left before may be lost, so it begins at nothing, and grows again by
-//! what leaves; until R has acknowledged what had left, that follows what arrives: a segment for
-//! each, and one more for each ACK that moves (RFC 9937), or twice as much after a timeout.
+//! **Under way** are the bytes that have left and that R does not have; new data keeps them within
+//! the window. When the window is reduced, all bytes that left before may be lost, so the count
+//! begins at nothing, and grows again with each departure. Until R has acknowledged the bytes that
+//! had left, departures follow arrivals: a segment for each, and one more for each ACK that moves
+//! (RFC 9937), or twice as much after a timeout.
 //!
-//! **Besides**: no new byte beyond R's window; no copy before anything can have been heard of the
-//! first; no copy that is ECN-capable or carries CWR, and CWR on new data after a mark, once for
-//! all of a window (RFC 3168); timeouts back off (RFC 6298); a burst is no longer than 64 KiB,
-//! unless a round trip is shorter than a millisecond and something left in the last one (FLOOD-26);
-//! a flow is let go when nothing is under way (FLOOD-32).
+//! **Also**: no new byte beyond R's window; no copy before an answer to the first can have arrived;
+//! no copy that is ECN-capable or carries CWR, and CWR on new data after a mark, once for all of a
+//! window (RFC 3168); timeouts back off (RFC 6298); a burst is no longer than 64 KiB, unless a
+//! round trip is shorter than a millisecond and a segment left in the last one (FLOOD-26); a flow
+//! is let go when nothing is under way (FLOOD-32).
 
 mod when;
 mod window;
@@ -76,7 +78,7 @@ struct Repair {
     undo: Option<Window>,
 }
 
-/// Copies of the first byte with nothing heard in between.
+/// Copies of the first byte without an answer in between.
 #[derive(Clone, Copy, Debug)]
 struct Silence {
     first: u64,
@@ -112,7 +114,7 @@ struct Left {
     cwr: bool,
 }
 
-/// What is known of a sender, since it took over from its guest.
+/// The state of a sender, since it took over from its guest.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sending {
     /// There is one.
@@ -309,7 +311,7 @@ impl Sending {
         self.repair = Some(Repair { until: self.next, sent: 0, arrived, moves: 0, undo });
     }
 
-    /// A copy of `[from, to)` leaves: what is it an answer to?
+    /// A copy of `[from, to)` leaves: finds its cause.
     fn note_copy(&mut self, at: Instant, from: u64, to: u64) {
         let copied = || self.pieces.range(from..to);
         let again = copied().any(|(_, p)| p.copied && p.counts);
@@ -444,7 +446,7 @@ impl Sending {
         }
     }
 
-    /// `len` bytes leave; of a repair no more than what arrives has bought.
+    /// `len` bytes leave; in a repair no more than arrivals have allowed.
     fn follows_arrivals(&mut self, len: u64) -> Ensure {
         for repair in self.repair.iter_mut().chain(&mut self.doubted) {
             repair.sent += len;
@@ -470,7 +472,7 @@ fn is_judged(h: &History) -> bool {
     h.conn.is_some() && h.is_flooded && h.is_judged() && !h.past
 }
 
-/// R says something.
+/// A segment of R arrives.
 pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
     if s.from == Side::G {
         let to = s.end + u64::from(s.tcp.flags.fin());

@@ -1,5 +1,6 @@
-//! INV-10, acceptable sequence numbers: every segment emitted lies in its receiver's window as the
-//! receiver would compute it, but for probes one below and repetitions of what is not acknowledged.
+//! INV-10, acceptable sequence numbers: every emitted segment lies in its receiver's window as the
+//! receiver would compute it, except probes one below it and copies of bytes that are not
+//! acknowledged.
 
 use super::Ensure;
 use crate::history::{History, Side};

@@ -1,6 +1,7 @@
-//! INV-09, every TSval emitted was received from the end it speaks for, in this connection.
+//! INV-09, every emitted TSval was received from the end in whose name it is sent, in this
+//! connection.
 //!
-//! And what is echoed to R is not newer than RFC 7323 section 4.3 has it: the clock of a segment
+//! And the clock echoed to R is not newer than RFC 7323 section 4.3 allows: the clock of a segment
 //! behind a hole would make R's round trip look shorter than it is (SNOOP-05, S-15).
 
 use super::Ensure;

@@ -1,10 +1,11 @@
 //! TURNS (SNOOP-27, INV-20): flows of a VM take turns at its ring.
 //!
-//! A flow waits while it has new bytes that G's window takes and is offered none. No other flow of
-//! the same guest is offered bytes more than [`TURNS_MAX`] times meanwhile: by turns it would be
-//! once, behind those that waited before. Frames that were made earlier, and waited outside the
-//! ring, do not count; nor does what passes G past the store, as all may that comes from another
-//! guest of the host: what enters there is not seen. Captures do not show rings.
+//! A flow waits while it has new bytes that G's window takes and is offered none. Meanwhile no
+//! other flow of the same guest is offered bytes more than [`TURNS_MAX`] times; with turns it would
+//! be once, behind those that waited before. Two kinds of frames do not count: those that were made
+//! earlier and waited outside the ring, and those that pass G past the store, as all frames from
+//! another guest of the host may, because the entry of such frames is not seen. Captures do not
+//! show rings.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +18,7 @@ use crate::tap::FlowName;
 /// One more than by turns: what a flow has to offer is known here from frames alone.
 const TURNS_MAX: usize = 2;
 
-/// Whose turn it is at one guest's ring.
+/// The turns at one guest's ring.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Turns {
     /// Offers so far.

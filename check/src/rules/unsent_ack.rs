@@ -1,4 +1,4 @@
-//! INV-12, no unsent ACK leaks: an ACK for what was not yet emitted to R never reaches G.
+//! INV-12, no unsent ACK leaks: an ACK for bytes that were not yet emitted to R never reaches G.
 
 use super::Ensure;
 use super::ack_numbers::is_for_g_to_judge;

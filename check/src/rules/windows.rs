@@ -1,19 +1,19 @@
-//! WINDOW: what R is shown of the window, besides that its edge never moves left (INV-05).
+//! WINDOW: the window that R is shown, besides that its edge never moves left (INV-05).
 //!
-//! - A flow with offload does not hold R back while G itself shows room (SNOOP-09, SNOOP-34): for
-//!   no longer than [`WITHIN`] R has less than half of G's window left while G shows two segments
-//!   more, unless the VM has no budget to spare; if it has little, R is not without window. The
-//!   twin would show it at once. A flow grows only while as much as it has itself stays spare for
-//!   others (INV-20), and takes what others give back with G's next ACK. That comes, because the
-//!   host holds bytes for G.
-//! - The edge moves by a segment, or by what rounding up to the field's unit makes of it, and not
-//!   by small steps (RFC 9293 section 3.8.6.2.2; SNOOP-08).
+//! - A flow with offload does not hold R back while G itself shows room (SNOOP-09, SNOOP-34): R has
+//!   less than half of G's window left, while G shows two segments more, for no longer than
+//!   [`WITHIN`], unless the VM has no budget to spare. If the VM has little, R is not without
+//!   window. The twin would show it at once. A flow grows only while as much as it has itself stays
+//!   spare for others (INV-20), and takes budget that others give back with G's next ACK. That ACK
+//!   arrives, because the host holds bytes for G.
+//! - The edge moves by a segment, or by the effect of rounding up to the field's unit, and not by
+//!   small steps (RFC 9293 section 3.8.6.2.2; SNOOP-08).
 //! - A window update, which acknowledges nothing new, is sent once more if R stays silent
-//!   (SNOOP-34) and the worker has a processor: it may have been lost. A keepalive of G, or what R
-//!   has, does not count: R answers it and does not look at its window (RFC 9293 section
-//!   3.10.7.4).
+//!   (SNOOP-34) and the worker has a processor, because it may have been lost. A window in a
+//!   keepalive of G, or in data that R has, does not count: R answers it and does not look at its
+//!   window (RFC 9293 section 3.10.7.4).
 //!
-//! Of two captures the second is judged; the others need to know that a flow is with offload.
+//! With two captures the second is judged; the others need to know that a flow is with offload.
 
 use nightporter_core::tcp::flow::State;
 use nightporter_core::time::{Duration, Instant};
@@ -23,7 +23,7 @@ use crate::guest_clock::GuestClock;
 use crate::history::{History, Side};
 use crate::out::{In, Out};
 
-/// R has heard of G's window by then.
+/// R knows G's window by then.
 const WITHIN: Duration = Duration::from_millis(50);
 /// An update is repeated after 200 ms; a timer may be a little late.
 const REPEATED_WITHIN: Duration = Duration::from_millis(250);

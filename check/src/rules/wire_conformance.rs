@@ -1,5 +1,5 @@
-//! INV-14, wire conformance. Without congestion offload G's own congestion control is the wire's:
-//! the host must not add to it. It emits no data toward R but what G has just sent, once each.
+//! INV-14, wire conformance. Without congestion offload G's own congestion control is the wire's,
+//! and the host must not add to it: it emits only data toward R that G has just sent, once each.
 
 use super::Ensure;
 use crate::history::{History, Side};

@@ -12,12 +12,12 @@ pub(super) struct Bytes {
     start: u64,
     bytes: Vec<u8>,
     known: Vec<bool>,
-    /// Two copies of a byte differed: nobody can say which one is right.
+    /// Two copies of a byte differed, and the right one is not known.
     pub(super) contradicts: bool,
 }
 
 impl Bytes {
-    /// Nothing is known of a stream whose first byte is number `start`.
+    /// An empty window of a stream whose first byte is number `start`.
     pub(super) const fn new(start: u64) -> Self {
         Self { start, bytes: Vec::new(), known: Vec::new(), contradicts: false }
     }

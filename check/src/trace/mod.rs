@@ -1,37 +1,37 @@
-//! What two captures of a run say: one of the uplink, one of a guest's port.
+//! Judges two captures of a run: one of the uplink, one of a guest's port.
 //!
-//! An [`observer`](crate::observer) watches frames and an engine. Here there are frames only, from
-//! a real host or a simulated one, so what the engine thought has to follow from them: a segment
-//! that leaves exactly as it came in was passed on, unless its flow owes the guest bytes; any
-//! other of an open connection was made or edited by a flow with offload. Streams are not known
-//! either; bytes are compared with what their sender sent into the other capture. A flow is
-//! watched from its SYN on.
+//! An [`observer`](crate::observer) watches frames and an engine. Here there are only frames, from
+//! a real host or a simulated one, so the engine's state has to follow from them: a segment that
+//! leaves exactly as it came in was passed on, unless its flow owes the guest bytes; any other of
+//! an open connection was made or edited by a flow with offload. Streams are not known either;
+//! bytes are compared with those that their sender sent into the other capture. A flow is watched
+//! from its SYN on.
 //!
 //! | Checked | How |
 //! |---|---|
 //! | INV-01, 02 | every copy of a byte is the one that came in; not that all of them arrive |
 //! | INV-04, 05, 07 to 16, 18, 23 to 25 | as in a simulated run; of 18 packet storms only |
 //! | INV-17 | if offload was off all the time ([`Options::offload`]): nothing may change |
-//! | INV-19 | no answer for a guest of which nothing was heard for minutes |
+//! | INV-19 | no answer for a guest that was silent for minutes |
 //! | INV-21 | no RST to G before bytes that R was promised |
 //! | ECHO, DUPLICATES, ODD-ACKS | as in a simulated run |
-//! | FIELDS | the same, but for pushes, lengths and virtio headers |
+//! | FIELDS | the same, except pushes, lengths and virtio headers |
 //! | WINDOW | that the edge moves by segments |
-//! | INV-22 | a right checksum or a right beginning of one: which, no capture says |
+//! | INV-22 | a right checksum or a right partial one: captures do not show which |
 //!
-//! INV-03, 06 and 20 are about what the host holds: no capture shows that. PROMPT-ACK, RECOVERY
-//! and ECONOMY need to know when a flow is with offload and what a guest has seen of its
-//! ring: of that too captures say nothing. Nor does one say what
-//! became of applications (the ends of INV-01, 02, 18), when a daemon died or an operator spoke
-//! (most of INV-21), and what was forged.
+//! INV-03, 06 and 20 are about bytes that the host holds, which no capture shows. PROMPT-ACK,
+//! RECOVERY and ECONOMY need to know when a flow is with offload and how much a guest has seen of
+//! its ring, which captures do not show either. Nor do they show the ends of applications (the ends
+//! of INV-01, 02, 18), the death of a daemon or commands of an operator (most of INV-21), and
+//! forgeries.
 //!
-//! **Order.** The daemon stamps all frames of one turn with one time, the same in both captures.
-//! In a turn it reads the uplinks, then the guests, then it gives the guests what waits for them;
-//! with that, frames of one time are put in order (`read::Merged`). Captures by other means, or of
-//! two clocks, look as if effects came before their causes.
+//! **Order.** The daemon stamps all frames of one turn with one time, the same in both captures. In
+//! a turn it reads the uplinks, then the guests, then it gives the guests the frames that wait for
+//! them. Frames of one time are put in this order (`read::Merged`). In captures by other means, or
+//! of two clocks, effects seem to come before their causes.
 //!
-//! **A host that sends for its guests** ([`Options::sends`]): as in a simulated run, but that
-//! nothing judges how fast it sends (INV-14), for captures do not say when it does so.
+//! **A host that sends for its guests** ([`Options::sends`]): as in a simulated run, except that
+//! the host's speed is not judged (INV-14), because captures do not show when it sends for a guest.
 //!
 //! Fragments are not put together: flows between addresses that send any are left out.
 
@@ -62,7 +62,7 @@ use crate::wire::{
 use bytes::Bytes;
 use read::{Frame, Frames, Merged};
 
-/// A guest that is alive and has a connection says something at least this often: it answers
+/// A guest that is alive and has a connection sends a segment at least this often: it answers
 /// probes of its window (INV-19).
 const SILENT_MAX: Duration =
     Duration::from_nanos(T_PAUSED.as_nanos() + PERSIST_MAX.as_nanos() + 10_000_000_000);
@@ -79,16 +79,16 @@ const FIRST: u64 = BASE + 1;
 /// Findings that are kept; a connection has one at most.
 const FINDINGS_MAX: usize = 100;
 
-/// What has to be known besides the captures.
+/// Information besides the captures.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Options {
-    /// MACs of the guests whose ports were captured: they tell which way a frame goes.
+    /// MACs of the guests whose ports were captured: they show the direction of a frame.
     pub guests: Vec<[u8; 6]>,
     /// Ack offload may have been on; if not, every segment must pass as it is.
     pub offload: bool,
     /// The host may have sent for the guests (congestion offload).
     pub sends: bool,
-    /// Both captures go on to the end. Otherwise what one has after the end of the other does not
+    /// Both captures go on to the end. Otherwise frames of one after the end of the other do not
     /// count, and a record that is cut off is forgiven.
     pub whole: bool,
 }
@@ -100,7 +100,7 @@ pub struct Finding {
     pub at: Instant,
     /// The guest's end and the remote's.
     pub flow: String,
-    /// What does not hold.
+    /// The violation.
     pub violation: Violation,
 }
 
@@ -111,7 +111,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What was looked at, and what was found.
+/// The result of a check.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Report {
     /// Frames in both captures.
@@ -124,9 +124,9 @@ pub struct Report {
     pub flows: u64,
     /// Of those, how many were offloaded at some time.
     pub offloaded: u64,
-    /// Segments of connections that had begun before, which nobody can judge.
+    /// Segments of connections that had begun before, which cannot be judged.
     pub unknown: u64,
-    /// What does not hold, the first of each connection, up to a hundred.
+    /// Violations, the first of each connection, up to a hundred.
     pub findings: Vec<Finding>,
 }
 
@@ -165,17 +165,17 @@ type Key = (IpAddr16, FlowName);
 
 struct Flow {
     history: History,
-    /// What came in from R, and from G.
+    /// The bytes that came in from R, and from G.
     sent: [Bytes; 2],
-    /// What went out to G.
+    /// The bytes that went out to G.
     given: Bytes,
-    /// What came in lately and may leave in pieces, the newest first.
+    /// Recent frames that may leave in pieces, the newest first.
     supers: VecDeque<Super>,
-    /// R, then G, said ECE in its SYN.
+    /// R, then G, had ECE in its SYN.
     ecn: [bool; 2],
     /// Its SYN was seen to come in and to leave.
     begun: bool,
-    /// It was wrong once: what follows is its consequence.
+    /// It had a violation: later ones are its consequences.
     wrong: bool,
 }
 
@@ -199,7 +199,7 @@ struct Checker<'o> {
 /// A segment and where it was seen.
 struct Seen<'a> {
     at: Instant,
-    /// Who sent it.
+    /// The sender.
     from: Side,
     /// It came into the host here; else it left.
     is_input: bool,
@@ -378,7 +378,7 @@ impl Flow {
         whole && !all.is_empty() && self.supers.iter().any(|x| of(x) && holds(x))
     }
 
-    /// INV-01, INV-02 and INV-15 by what came in and what went out before.
+    /// INV-01, INV-02 and INV-15 by the earlier frames in and out.
     fn compare(&self, o: &Out<'_>) -> Verdict {
         let h = &self.history;
         let flags = TcpFlags::SYN.union(TcpFlags::RST);
@@ -421,7 +421,7 @@ impl<'a> Seen<'a> {
         &self.bytes[from..from + self.tcp.payload_len as usize]
     }
 
-    /// The checksum is the pseudo-header's: the receiver's driver is to finish it.
+    /// The checksum is the pseudo-header's: the receiver's driver has to finish it.
     fn partial(&self) -> bool {
         let start = usize::from(self.ip.payload_offset);
         let len = self.ip.end - u32::from(self.ip.payload_offset);
@@ -442,8 +442,8 @@ impl<'a> Seen<'a> {
     }
 }
 
-/// Which guest a frame is of, and whether it or its remote sent it. Nobody's between two guests:
-/// it passes two flows of which only the outer sides are seen.
+/// The guest of a frame, and whether it or its remote sent it. `None` between two guests: the frame
+/// passes two flows of which only the outer sides are seen.
 fn sender(frame: &[u8], guests: &[[u8; 6]]) -> Option<(u16, Side)> {
     let place = |at: usize| {
         let mac = frame.get(at..at + 6)?;

@@ -1,4 +1,4 @@
-//! Builds frames from nothing: our own second opinion on what `core` emits.
+//! Builds frames from nothing: a second opinion on the frames that `core` emits.
 
 use std::net::IpAddr;
 
@@ -14,8 +14,8 @@ use crate::frame::Frame;
 /// Where the checksum is in a TCP header.
 const CHECKSUM_AT: usize = 16;
 
-/// A TCP segment without its payload, and what is around it. The MSS to SACK options are written as
-/// they are given.
+/// A TCP segment without its payload, and the headers around it. The MSS to SACK options are
+/// written as they are given.
 #[derive(Clone, Debug)]
 pub struct Segment {
     /// Ethernet source.
@@ -60,7 +60,7 @@ pub struct Segment {
     pub options: Vec<u8>,
     /// Options behind them.
     pub last_options: Vec<u8>,
-    /// The driver is to finish the checksum, and to cut what is longer than so many bytes.
+    /// The driver has to finish the checksum, and to cut payload longer than so many bytes.
     pub offload: Option<u16>,
 }
 

@@ -1,5 +1,4 @@
-//! What a physical network card does with what a driver left to it: finishes checksums, cuts
-//! super-segments (COM-18).
+//! A physical network card's work for its driver: finishes checksums, cuts super-segments (COM-18).
 
 use etherparse::checksum::Sum16BitWords;
 
@@ -18,8 +17,8 @@ const SEQ: usize = 4;
 const FLAGS: usize = 12;
 const CHECKSUM: usize = 16;
 
-/// The frames that appear on the wire for one that a driver gave away; none if what it says of
-/// the frame cannot be.
+/// The frames on the wire for one that a driver gave away; none if its description of the frame is
+/// impossible.
 #[must_use]
 pub fn on_wire(mut frame: Frame) -> Vec<Frame> {
     let hdr = frame.hdr;

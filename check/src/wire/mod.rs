@@ -1,9 +1,9 @@
-//! Frames as the judges read, build, check and cut them: nothing here is the core's.
+//! Frames as the judges read, build, check and cut them, without code of the core.
 //!
-//! What reads a frame for a checker or a machine must not share a mistake with what it judges.
-//! Headers are read and summed by `etherparse`; sequence numbers, options and the cut of
-//! super-segments are our own, written from the RFCs. Of the core there are two plain types: an
-//! address and its family, which also name its flows. `check/tests/independence.rs` keeps it so.
+//! Code that reads a frame for a checker or a machine must not share a mistake with the code that
+//! it judges. `etherparse` reads and sums headers; sequence numbers, options and the cut of
+//! super-segments are our own, written from the RFCs. Two plain types are the core's: an address
+//! and its family, which also name its flows. `check/tests/independence.rs` enforces this.
 
 mod build;
 mod cut;
@@ -29,7 +29,7 @@ pub const ETHERTYPE_IPV6: u16 = 0x86dd;
 /// IP protocol number of TCP.
 pub const PROTOCOL_TCP: u8 = 6;
 
-/// virtio-net header, `flags`: the checksum is to be finished (VIRTIO 1.2 section 5.1.6).
+/// virtio-net header, `flags`: the checksum has to be finished (VIRTIO 1.2 section 5.1.6).
 pub const F_NEEDS_CSUM: u8 = 1;
 /// The checksum is right.
 pub const F_DATA_VALID: u8 = 2;

@@ -49,12 +49,12 @@ pub enum Net {
     Other,
 }
 
-/// Who has, or has got, an IPv4 address (RFC 826).
+/// The owner of an IPv4 address (RFC 826).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Arp {
     /// 1 asks, 2 answers.
     pub op: u16,
-    /// Who speaks.
+    /// The sender's MAC.
     pub sender_mac: [u8; 6],
     /// See `sender_mac`.
     pub sender_ip: Ipv4Addr,
@@ -83,11 +83,11 @@ pub struct Ip {
     pub payload_offset: u16,
     /// Where it ends by its own length.
     pub end: u32,
-    /// What it carries.
+    /// The payload.
     pub l4: L4,
 }
 
-/// What an IP packet carries.
+/// The payload of an IP packet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum L4 {
     /// A TCP segment with a whole header.

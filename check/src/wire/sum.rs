@@ -4,8 +4,8 @@ use etherparse::checksum::Sum16BitWords;
 
 use super::{Ip, IpAddr16, IpVersion, PROTOCOL_TCP};
 
-/// What goes before a segment of `len` bytes of `protocol` when it is summed (RFC 9293 section
-/// 3.1, RFC 8200 section 8.1).
+/// The pseudo-header before a segment of `len` bytes of `protocol` (RFC 9293 section 3.1, RFC 8200
+/// section 8.1).
 #[must_use]
 pub fn pseudo_header(
     version: IpVersion,
@@ -23,14 +23,14 @@ pub fn pseudo_header(
         .add_4bytes(len.to_be_bytes())
 }
 
-/// What is written into a header for this sum.
+/// The value of a header's field for this sum.
 #[must_use]
 pub fn written(sum: &Sum16BitWords) -> [u8; 2] {
     // `ones_complement` is in the order of this machine, whichever that is.
     sum.ones_complement().to_ne_bytes()
 }
 
-/// What is written if the driver is to finish it: the sum itself.
+/// The value if the driver has to finish it: the sum itself.
 #[must_use]
 pub fn unfinished(sum: &Sum16BitWords) -> [u8; 2] {
     written(sum).map(|byte| !byte)

@@ -88,7 +88,7 @@ impl fmt::Display for TcpFlags {
 pub struct Timestamps {
     /// The sender's clock.
     pub tsval: u32,
-    /// What it heard of the receiver's.
+    /// The receiver's newest clock.
     pub tsecr: u32,
 }
 
@@ -107,7 +107,7 @@ impl Sack {
     }
 }
 
-/// What the options of a segment say.
+/// The options of a segment.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct TcpOptions {
     /// The two clocks.
@@ -118,19 +118,19 @@ pub struct TcpOptions {
     pub window_scale: Option<u8>,
     /// SACK is wanted, of a SYN.
     pub sack_permitted: bool,
-    /// What came out of order.
+    /// The ranges out of order.
     pub sack: Sack,
     /// One that does not belong on this kind of segment, has the wrong length or comes twice
     /// (COM-05).
     pub unknown: bool,
     /// Multipath TCP, which is not `unknown`: it may be offered in vain (SNOOP-21).
     pub mptcp: bool,
-    /// A length that cannot be (COM-04): what follows was not read.
+    /// An impossible length (COM-04): the rest was not read.
     pub malformed: bool,
 }
 
 impl TcpOptions {
-    /// Nothing but what COM-05 lists.
+    /// Only options in the list of COM-05.
     #[must_use]
     pub const fn understood(&self) -> bool {
         !(self.unknown || self.mptcp || self.malformed)

@@ -1,9 +1,10 @@
 //! One flow of the real core, and a neighbour that squeezes its VM's budget, under any sequence of
-//! operations: segments of both ends by wish, time, a full ring, a paused guest, commands, crashes.
+//! operations: arbitrary segments of both ends, time, a full ring, a paused guest, commands,
+//! crashes.
 //!
-//! After every step `model` says whether a byte was lost or changed, a promise made of nothing, an
-//! edge or an acknowledgement taken back, a budget exceeded. At the end the guest behaves, and all
-//! that was promised must reach it.
+//! After every step `model` checks that no byte was lost or changed, no promise made of nothing, no
+//! edge or acknowledgement taken back, no budget exceeded. At the end the guest behaves, and all
+//! promised bytes must reach it.
 //!
 //! With `NIGHTPORTER_FUZZ_TRACE` set every step is printed.
 
@@ -35,13 +36,13 @@ const PAGES_MAX: usize = 48;
 const OPS_MAX: usize = 400;
 /// Virtual time in all that one input may let go by.
 const TIME_MAX: Duration = Duration::from_secs(900);
-/// Rounds that a guest that behaves needs at most to take what is held.
+/// The most rounds in which a well-behaved guest takes the held bytes.
 const HEAL_ROUNDS: usize = 200;
 const UPLINK: PortId = PortId(0);
 const GUEST: PortId = PortId(1);
 const G_ADDRESS: Address = Address { mac: [2, 0, 0, 0, 0, 1], ip: [10, 0, 0, 1], port: 80 };
 
-/// What an input starts with.
+/// The beginning of an input.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 struct Shape {
     pages: u8,
@@ -53,9 +54,9 @@ struct Shape {
 
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Op {
-    /// R sends what comes next.
+    /// R sends the next bytes.
     Data(Len),
-    /// G acknowledges what it got.
+    /// G acknowledges its bytes.
     Takes(Window),
     FromNet(Wish),
     FromGuest(Wish),
@@ -86,7 +87,7 @@ enum Rare {
     Offload(bool),
     Drain,
     Crash,
-    /// In the middle of a step: what was made of this segment never left.
+    /// In the middle of a step: the frames made for this segment never left.
     CrashWithin(Wish),
 }
 
@@ -144,7 +145,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     (1..9).map(|n| noise(n, 300 * n as usize)).collect()
 }
 
-/// What outlives the engine.
+/// The state that outlives the engine.
 struct Rest {
     now: Instant,
     started: Instant,
@@ -162,7 +163,8 @@ struct Rest {
     ops: usize,
     /// The process ends in the middle of the step.
     dies: bool,
-    /// The flows after the last step, the frame that is worked on, and what has left in this step.
+    /// The flows after the last step, the frame in work, and the frames that have left in this
+    /// step.
     seen: [Option<Seen>; CONNS],
     handed: Option<Handed>,
     left: Vec<Left>,
@@ -397,7 +399,7 @@ impl<'m, 's> World<'m, 's> {
         for (step, from) in [client, server, client].into_iter().enumerate().take(steps) {
             let mut old = None;
             if from == G && step < 2 {
-                // From here on the old connection is nobody's, unless it outlives the SYN-ACK.
+                // From here on the old connection is gone, unless it outlives the SYN-ACK.
                 let model = &mut self.s.conns[n].model;
                 old = Some(std::mem::replace(model, Model::new(isn, agreed)));
                 for side in [R, G] {
@@ -444,7 +446,7 @@ impl<'m, 's> World<'m, 's> {
 
     // --- Verdicts ------------------------------------------------------------------------------
 
-    /// What must hold between two steps.
+    /// The conditions between two steps.
     fn check(&mut self) {
         let engine = &self.engine;
         let vm = engine.vm(GUEST).expect("a guest");
@@ -465,7 +467,7 @@ impl<'m, 's> World<'m, 's> {
         }
     }
 
-    /// The guest behaves from now on: it gets all that was promised, or both hear of an end.
+    /// The guest behaves from now on: it gets all promised bytes, or both ends get a reset.
     fn heals(&mut self) {
         (self.s.slots, self.s.paused) = (usize::MAX, false);
         self.set_features(Some(features(0)));

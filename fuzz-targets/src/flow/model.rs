@@ -1,13 +1,14 @@
-//! What a connection has seen from outside, and what must hold of the next thing it sees.
+//! The observed state of a connection, and the conditions for the next observation.
 //!
 //! Numbers are those of the engine's 64-bit space, so that nothing wraps. The model believes the
-//! engine in one thing only: which bytes it says it has taken. From then on they are owed, as they
-//! came.
+//! engine in one thing only: which bytes it has taken. From then on these bytes are owed,
+//! unchanged.
 //!
-//! Why it is not one of the rules of `nightporter-check`: these follow a connection by its frames,
-//! and hardly any holds while both ends jump, forge, shrink their windows and lie by wish. This
-//! compares the engine's own account (`FlowStats`) and its store with what went in, step by step:
-//! whatever the ends say, the account moves by that alone, and the store has what it says.
+//! It is not one of the rules of `nightporter-check`, because these follow a connection by its
+//! frames, and hardly any holds while both ends jump, forge, shrink their windows and lie at will.
+//! This model compares the engine's own account (`FlowStats`) and its store with the input, step by
+//! step: whatever the ends send, the account moves by that alone, and the store matches the
+//! account.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +21,7 @@ use nightporter_core::wire::packet::{Seq, Tcp};
 pub(super) const R: usize = 0;
 pub(super) const G: usize = 1;
 
-/// Bytes behind what is acknowledged that are kept before they are let go.
+/// Bytes below the acknowledgement that are kept before they are dropped.
 const SLACK: usize = 1 << 16;
 
 /// A FIN that has not come.
@@ -93,7 +94,7 @@ pub(super) struct Seen {
     pub(super) ooo_end: Option<u64>,
     pub(super) guest_isn: Seq,
     pub(super) reset_waits: bool,
-    /// Bytes that the flow says it has.
+    /// Bytes that the flow claims to have.
     held: Spans,
 }
 
@@ -137,11 +138,11 @@ pub(super) enum How {
     Made,
     /// One end's own, edited.
     Gated,
-    /// One end's own, as it is.
+    /// One end's own, unchanged.
     Verbatim,
 }
 
-/// What the two ends agreed on.
+/// The negotiated options.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Agreed {
     pub(super) timestamps: bool,
@@ -155,7 +156,7 @@ pub(super) struct Model {
     pub(super) agreed: Agreed,
     /// First byte of each end's stream.
     pub(super) first: [u64; 2],
-    /// End of what each end has sent.
+    /// End of the bytes of each end.
     pub(super) end: [u64; 2],
     /// Every TSval of each end, and the newest that the *other* was shown.
     pub(super) tsvals: [BTreeSet<u32>; 2],
@@ -165,16 +166,17 @@ pub(super) struct Model {
     pub(super) edge_to_r: u64,
     /// Highest acknowledgement to R that we are answerable for.
     promised: u64,
-    /// G has yet to hear that the connection is no more.
+    /// G was not told yet that the connection is gone.
     pub(super) owed_to_g: bool,
-    /// What was given to G in any way, a FIN like a byte; and the highest it is believed to have.
+    /// Bytes that were given to G in any way, a FIN like a byte; and the highest that it is
+    /// believed to have.
     got: Spans,
-    /// What of it an honest G took: no more than its window had room for.
+    /// Those of them that an honest G took: no more than its window had room for.
     has: Spans,
     /// The end of the lowest FIN that it was given.
     last: u64,
     guest_una: u64,
-    /// R's bytes that were taken: which, and what they are, from `base` on.
+    /// R's bytes that were taken: their ranges, and their content from `base` on.
     known: Spans,
     bytes: Vec<u8>,
     base: u64,
@@ -182,7 +184,7 @@ pub(super) struct Model {
     pub(super) reset: [bool; 2],
     /// A SYN made something new of it: nothing is known until the next handshake.
     pub(super) lost: bool,
-    /// What is sent now is that handshake.
+    /// The present segments are that handshake.
     pub(super) shakes: bool,
 }
 
@@ -212,12 +214,12 @@ impl Model {
         }
     }
 
-    /// A connection that nobody has opened.
+    /// An unopened connection.
     pub(super) fn unknown() -> Self {
         Self { lost: true, ..Self::new([0; 2], Agreed::default()) }
     }
 
-    /// What an honest G acknowledges: what it has, up to a FIN.
+    /// An honest G's acknowledgement: the end of its bytes, up to a FIN.
     pub(super) fn got_end(&self) -> u64 {
         self.has.run_from(self.guest_una).min(self.last.max(self.guest_una))
     }
@@ -226,7 +228,7 @@ impl Model {
         usize::try_from(at - self.base).expect("within a window")
     }
 
-    /// One end sends a segment. What is corrupt was never sent, but for its timestamp.
+    /// One end sends a segment. A corrupt segment was never sent, except for its timestamp.
     pub(super) fn on_sent(&mut self, from: usize, tcp: &Tcp, corrupt: bool) {
         if let Some(ts) = tcp.options.timestamps {
             self.tsvals[from].insert(ts.tsval);
@@ -273,7 +275,8 @@ impl Model {
             "R spoke, not G"
         );
         if after.net_nxt != before.net_nxt {
-            // R is believed that G sends past the host (SNOOP-42): then the flow is on its way out.
+            // The engine believes R that G sends past the host (SNOOP-42): then the flow is on its
+            // way out.
             let ack = tcp.ack.unwrap(before.net_una);
             assert!(!corrupt && after.net_nxt == ack && ack > before.net_nxt, "R spoke, not G");
             assert!(after.state != State::On, "a flow that is past the host stays");
@@ -317,7 +320,7 @@ impl Model {
         assert!(after.net_nxt == before.net_nxt || after.net_nxt == end, "G never sent that");
     }
 
-    /// Nobody sent anything.
+    /// No segment was sent.
     pub(super) fn on_nothing(&self, before: &Seen, after: &Seen) {
         let of = |s: &Seen| (s.guest_una, s.guest_edge, s.net_una, s.net_nxt, s.fin, s.rcv_nxt);
         assert_eq!(of(before), of(after), "time alone moves nothing");
@@ -344,7 +347,8 @@ impl Model {
         }
         self.check_timestamps(to, how, tcp);
         if flags & u16::from(ACK) != 0 {
-            // A G that jumps about may be half the circle ahead of what it was last told.
+            // A G that jumps about may be half the circle ahead of the last number that it was
+            // told.
             let near = at.filter(|at| to == G && at.is_gated()).map(|at| at.net_una);
             let ack = tcp.ack.unwrap(near.unwrap_or(self.ack_to[to]));
             assert!(ack >= self.ack_to[to], "an ACK moved back (INV-07)");
@@ -402,7 +406,7 @@ impl Model {
         self.has.insert(from, to.min(room));
     }
 
-    /// INV-05, with what RFC 7323 section 2.4 allows: less than the unit of the field.
+    /// INV-05, with the exception of RFC 7323 section 2.4: less than the unit of the field.
     fn check_edge(&mut self, edge: u64) {
         let unit = 1 << self.agreed.shift[G];
         assert!(edge + unit > self.edge_to_r, "the edge moved left (INV-05)");
@@ -428,7 +432,7 @@ impl Model {
         }
     }
 
-    /// Behind the first, which may name a duplicate, only what is held (RFC 2018, RFC 2883).
+    /// Behind the first block, which may name a duplicate, only held bytes (RFC 2018, RFC 2883).
     fn check_sack(&self, tcp: &Tcp) {
         let blocks = tcp.options.sack;
         assert!(self.agreed.sack || blocks.is_empty(), "SACK was not agreed on (COM-22)");
@@ -464,7 +468,7 @@ impl Model {
         }
     }
 
-    /// Between two steps: what is promised is there.
+    /// Between two steps: promised bytes are there.
     pub(super) fn check(&mut self, flow: Option<(&Flow, &Seen)>, arena: &Arena<'_>) {
         if self.lost {
             return;
@@ -492,7 +496,7 @@ impl Model {
         self.check_record(flow, seen, arena);
     }
 
-    /// A successor would find what is promised: in pages that say whose they are (LIFE-09).
+    /// A successor would find the promised bytes, in pages with the right owner (LIFE-09).
     fn check_record(&self, flow: &Flow, seen: &Seen, arena: &Arena<'_>) {
         let owed = seen.rcv_nxt.saturating_sub(seen.guest_una);
         let Some(rec) = flow.record() else {

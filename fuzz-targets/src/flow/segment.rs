@@ -1,5 +1,5 @@
-//! Segments by wish: numbers relative to where the connection stands, made into frames by code
-//! that is not the core's: nothing of what is tested makes what it is tested with.
+//! Arbitrary segments: numbers relative to the state of the connection, made into frames by code
+//! that is not the core's, so that the code under test does not make its own input.
 
 use arbitrary::Arbitrary;
 use nightporter_check::frame::Frame;
@@ -25,17 +25,17 @@ const ETHERNET: usize = 14;
 /// A number of the connection.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 pub(super) enum Base {
-    /// What an honest end would say.
+    /// The number of an honest end.
     Usual,
-    /// What the other has acknowledged.
+    /// The other end's acknowledgement.
     Low,
-    /// The end of what is in order.
+    /// The end of the bytes in order.
     High,
     /// The right edge.
     Edge,
-    /// The end of what was handed over.
+    /// The end of the bytes that were handed over.
     Given,
-    /// The end of what is out of order, or the FIN.
+    /// The end of the bytes out of order, or the FIN.
     Odd,
 }
 
@@ -58,7 +58,7 @@ pub(super) struct At {
 impl At {
     pub(super) const USUAL: Self = Self { base: Base::Usual, by: By::Nothing };
 
-    /// The number, `base` being what [`Self::base`] stands for.
+    /// The number, where `base` is the meaning of [`Self::base`].
     pub(super) fn from(self, base: u64) -> u64 {
         base.wrapping_add_signed(match self.by {
             By::Nothing => 0,
@@ -150,7 +150,7 @@ pub(super) enum Extra {
     OtherBytes,
     /// A TCP option of this kind.
     Option(u8),
-    /// SACK blocks above what is acknowledged: start and length in hundreds of bytes.
+    /// SACK blocks above the acknowledgement: start and length in hundreds of bytes.
     Sack([(u8, u8); 2]),
     /// ECN bits.
     Ecn(u8),
@@ -175,7 +175,7 @@ pub(super) struct Wish {
 }
 
 impl Wish {
-    /// What an honest end sends next.
+    /// The next segment of an honest end.
     pub(super) const fn usual(len: Len) -> Self {
         Self {
             seq: At::USUAL,
@@ -228,7 +228,7 @@ impl Segment {
         matches!(self.extra, Extra::Offloaded) || self.payload.len() > usize::from(MSS) + 448
     }
 
-    /// The frame, and what a tap says about it.
+    /// The frame, and a tap's header for it.
     pub(super) fn frame(&self, from: Address, to: Address) -> (VirtioNetHdr, Vec<u8>) {
         let record_route = matches!(self.extra, Extra::IpOption);
         let mut options = self.options.clone();

@@ -183,7 +183,7 @@ impl Ports for Rest {
         (!self.paused).then_some(true)
     }
 
-    /// What is judged is what the engine said, and not how the turn cuts it.
+    /// The engine's frame is judged, not the turn's cut of it.
     fn before_adapting(&mut self, port: PortId, hdr: &VirtioNetHdr, parts: &[&[u8]]) {
         assert!(self.handed.is_some(), "a frame that the driver does not take (COM-17)");
         let _ = self.send(port, hdr, parts, false);
@@ -234,7 +234,7 @@ impl Rest {
         }
     }
 
-    /// The frame that was handed in, and what passed on of it.
+    /// Judges the frame that was handed in, and the part of it that passed on.
     fn judge_frame(&mut self, before: &[Option<Seen>; CONNS]) {
         let handed = self.handed.take().expect("a frame");
         let Handed { from, conn, segment, bytes: original, tcp, old } = handed;
@@ -317,7 +317,7 @@ impl Rest {
     }
 }
 
-/// What a sequence and an acknowledgement number start from.
+/// The bases of a sequence and an acknowledgement number.
 fn numbers(model: &Model, seen: Option<&Seen>, from: usize, base: Base) -> (u64, u64) {
     let to = 1 - from;
     let usual = (model.end[from], if from == R { model.end[G] } else { model.got_end() });

@@ -1,4 +1,4 @@
-//! Requests by wish: right but for a word of them, or wrong in any way.
+//! Arbitrary requests: right except for one word, or wrong in any way.
 
 use super::{AVAIL, REGIONS, RING_AREA, RINGS, USED};
 use arbitrary::Arbitrary;

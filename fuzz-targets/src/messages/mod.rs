@@ -1,10 +1,10 @@
 //! A front-end that sends anything: vhost-user messages with descriptors over a socket, to the port
 //! as the worker drives it, with a little traffic on whatever rings come to run.
 //!
-//! Input: operations. What must hold: questions are answered in turn; the descriptors that the
-//! worker waits for are those that exist; rings start and stop by turns; only memory that was
-//! shared is written. When the front-end has gone, no descriptor and no mapping of it is kept, and
-//! the next one is served.
+//! Input: operations. Conditions: questions are answered in turn; the descriptors that the worker
+//! waits for are those that exist; rings start and stop by turns; only memory that was shared is
+//! written. When the front-end has gone, no descriptor and no mapping of it is kept, and the next
+//! one is served.
 
 mod ask;
 
@@ -37,7 +37,7 @@ const PAIRS: u16 = 2;
 const RINGS: u16 = 2 * PAIRS;
 const OPS_MAX: usize = 200;
 const FILE_LEN: usize = 0x1_0000;
-/// What the file holds where nothing was written.
+/// The content of the file where nothing was written.
 const NOBODYS: u8 = 0xa7;
 /// Guest and user address, place in the file and length of the regions an honest front-end has.
 const REGIONS: [[u64; 4]; 3] = [
@@ -121,7 +121,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     (1..9).map(|n| noise(0x100 + n, 200 * n as usize)).collect()
 }
 
-/// The port, and what its worker waits for.
+/// The port, and the descriptors of its worker.
 struct Host {
     port: VhostUserPort,
     /// The listening socket's file, which has no name any more.
@@ -205,7 +205,7 @@ impl Host {
         }
     }
 
-    /// The data path, whatever there is.
+    /// The data path, in any state.
     fn moves_frames(&mut self) {
         let mut buf = [0; 4096];
         for pair in 0..usize::from(PAIRS) {
@@ -232,7 +232,7 @@ fn thread() -> std::thread::ThreadId {
     std::thread::current().id()
 }
 
-/// One front-end, its guest's memory, and what it waits for.
+/// One front-end, its guest's memory, and its expected answers.
 struct Front {
     stream: UnixStream,
     memory: File,
@@ -383,7 +383,7 @@ impl Front {
         }
     }
 
-    /// What the back-end may write to from now on.
+    /// The memory that the back-end may write to from now on.
     fn note_shared(&mut self, ask: Ask) {
         let mut note = |at: u64, len: u64| {
             let end = at.saturating_add(len).min(FILE_LEN as u64);
@@ -410,7 +410,8 @@ impl Front {
                 Fd::Pipe => self.writer.try_clone().expect("a pipe"),
                 Fd::Memory => self.memory.try_clone().expect("a file").into(),
                 Fd::Null => File::open("/dev/null").expect("a device").into(),
-                // Not the connection itself: what travels inside itself is collected later.
+                // Not the connection itself: a socket that travels inside itself is collected
+                // later.
                 Fd::Socket => UnixStream::pair().expect("two sockets").0.into(),
             }
         };
@@ -430,7 +431,7 @@ impl Front {
         }
     }
 
-    /// Lets the worker work, and reads what it answers.
+    /// Lets the worker work, and reads its answers.
     fn listens(&mut self, host: &mut Host) {
         host.works();
         self.receives();

@@ -1,4 +1,4 @@
-//! Which NICs hear a host that controls congestion, by the heartbeats so far (FLOOD-28).
+//! Which NICs receive heartbeats of a host that controls congestion (FLOOD-28).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU64;
@@ -7,20 +7,21 @@ use nightporter_core::limits::HEARTBEAT_STALE;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::heartbeat::Heartbeat;
 
-/// A host that says nothing for so long is gone. A quarter of a second less than the rule allows:
-/// within that the routes must have been changed, by a guest that may have to wait for its core.
+/// A host that is silent for so long is gone. It is a quarter of a second less than the rule
+/// allows, because within that time the routes must be changed by a guest that may have to wait for
+/// its core.
 pub const SILENCE_MAX: Duration =
     Duration::from_nanos(HEARTBEAT_STALE.as_nanos() - Duration::from_millis(250).as_nanos());
 
 /// The number of an interface (`ifindex`).
 pub type Nic = u32;
 
-/// See the module doc. Drain order: [`Self::heard`] for all there is to hear, then
-/// [`Self::handle_timeout`]: who comes back from a long pause finds heartbeats waiting.
+/// See the module doc. Drain order: [`Self::heard`] for all heartbeats, then
+/// [`Self::handle_timeout`], because after a long pause heartbeats are waiting.
 #[derive(Debug, Default)]
 pub struct Beats(BTreeMap<Nic, Beat>);
 
-/// What the last heartbeat of a NIC means.
+/// The meaning of a NIC's last heartbeat.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Beat {
     /// When it is stale.
@@ -35,7 +36,7 @@ impl Beats {
         self.0.iter().map(|(nic, beat)| (*nic, *beat))
     }
 
-    /// The same, without what was heard.
+    /// The same, without the content of the heartbeats.
     #[must_use]
     pub fn nics(&self) -> BTreeSet<Nic> {
         self.0.keys().copied().collect()

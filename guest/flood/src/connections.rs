@@ -1,4 +1,4 @@
-//! The TCP connections that there are, with their windows: sock_diag(7).
+//! The existing TCP connections, with their windows: sock_diag(7).
 
 use anyhow::{Context, Result};
 use nix::sys::socket::{SockFlag, SockProtocol};
@@ -18,9 +18,10 @@ const REQUEST: usize = 56;
 const MESSAGE: usize = 72;
 /// `tcpi_snd_cwnd` in `struct tcp_info`.
 const WINDOW_AT: usize = 80;
-/// Whose windows are read when their handshakes end (include/net/tcp_states.h): SYN_SENT, SYN_RECV.
+/// States whose windows are read when their handshakes end (include/net/tcp_states.h): SYN_SENT,
+/// SYN_RECV.
 const OPENING: [u8; 2] = [2, 3];
-/// Who may send: those, ESTABLISHED, FIN_WAIT1, CLOSE_WAIT, LAST_ACK and CLOSING.
+/// States that may send: those, ESTABLISHED, FIN_WAIT1, CLOSE_WAIT, LAST_ACK and CLOSING.
 const STATES: u32 = 1 << OPENING[0] | 1 << OPENING[1] | 1 << 1 | 1 << 4 | 1 << 8 | 1 << 9 | 1 << 11;
 
 /// A connection that may send.

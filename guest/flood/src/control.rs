@@ -13,7 +13,7 @@ use nix::unistd::{Pid, geteuid};
 use crate::record::Place;
 use crate::watch::{self, How};
 
-/// What a watcher prints once it hears heartbeats.
+/// The text that a watcher prints once it receives heartbeats.
 pub const READY: &str = "watching";
 
 /// Starts a watcher that outlives the caller; what to say of it.

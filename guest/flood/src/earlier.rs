@@ -1,11 +1,11 @@
 //! Connections that another daemon knew (FLOOD-28).
 //!
-//! A window that has flooded stays as large as it is until a loss takes it: while routes flood it
-//! outlives pauses, too, and where they do it would end at a route's initial window
-//! (`tcp_cwnd_restart()`, Linux 6.1). So connections of a daemon that has gone would have theirs
-//! for good as soon as routes flood again, although nobody controls their congestion but they.
-//! Routes wait until such connections have ended, or have spoken after a pause and begun with
-//! little. Connections under `np_flood` see that for themselves.
+//! A window that has flooded stays as large as it is until a loss reduces it. While routes flood it
+//! also outlives pauses; and if the setting that shrinks it after a pause were on, it would shrink
+//! only to the route's initial window (`tcp_cwnd_restart()`, Linux 6.1). So connections of an
+//! earlier daemon would keep theirs for good as soon as routes flood again, although only the guest
+//! controls their congestion. Routes therefore wait until such connections have ended, or have sent
+//! after a pause and begun with a small window. Connections under `np_flood` notice it themselves.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU64;
@@ -26,9 +26,9 @@ const EPOCHS_OF_ONE_DAEMON: u64 = 1 << 32;
 /// See the module doc. [`Self::is_asking`] says when to list connections, for [`Self::see`].
 #[derive(Debug, Default)]
 pub struct Earlier {
-    /// What was heard last of each interface.
+    /// The last epoch of each interface.
     epochs: BTreeMap<Nic, NonZeroU64>,
-    /// Another daemon was heard, and connections were not listed since.
+    /// Another daemon's heartbeat came, and connections were not listed since.
     is_another: bool,
     /// By their cookies.
     held: BTreeSet<u64>,
@@ -56,7 +56,7 @@ impl Earlier {
         }
     }
 
-    /// Hears what the interfaces hear; whether connections are to be listed now.
+    /// Takes the heartbeats of the interfaces; returns whether connections have to be listed now.
     pub fn is_asking(&mut self, now: Instant, beats: &Beats) -> bool {
         for (nic, beat) in beats.live() {
             let before = self.epochs.insert(nic, beat.epoch).unwrap_or(beat.epoch);
@@ -65,7 +65,7 @@ impl Earlier {
         self.is_another || (!self.held.is_empty() && now >= self.look_at)
     }
 
-    /// When [`Self::is_asking`] will say yes even if nothing is heard.
+    /// When [`Self::is_asking`] will be true even without a heartbeat.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         (!self.held.is_empty()).then_some(self.look_at)

@@ -1,5 +1,5 @@
-//! What of libbpf loads a congestion control and writes its map. The library is Debian's, 1.1; it
-//! is not bound as a whole: fourteen functions and one struct are all there is to it.
+//! The part of libbpf that loads a congestion control and writes its map. The library is Debian's,
+//! 1.1. It is not bound as a whole: fourteen functions and one struct suffice.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io;

@@ -1,4 +1,4 @@
-//! `nightporter-guest`: what runs on the guests of a Nightporter host.
+//! `nightporter-guest`: the tool for guests of a Nightporter host.
 
 use std::io::{self, Write};
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! netlink(7): a request to the kernel, and what it answers.
+//! netlink(7): a request to the kernel, and the answer.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 

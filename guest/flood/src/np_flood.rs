@@ -42,10 +42,10 @@ mod present {
     const BEATS: &CStr = c"np_beats";
 
     /// Registered as long as it lives. Connections that use it keep it afterwards, and then it is
-    /// CUBIC: nobody writes heartbeats any more.
+    /// CUBIC, because heartbeats are no longer written.
     #[derive(Debug)]
     pub struct NpFlood {
-        // Dropped in this order: what takes it back needs the map's descriptor.
+        // Dropped in this order: unregistering needs the map's descriptor.
         _registered: Registered,
         object: Object,
         netns: u32,

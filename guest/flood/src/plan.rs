@@ -1,4 +1,4 @@
-//! What to change, from the routes as they are: a comparison, without a clock or a socket.
+//! The changes, from the present routes: a comparison, without a clock or a socket.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use crate::beats::Nic;
 use crate::record::RouteRecord;
 use crate::route::Route;
 
-/// A route to change, and what its initial window becomes.
+/// A route to change, and its new initial window.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Step {
     /// As it is.
@@ -19,17 +19,17 @@ pub struct Step {
     pub unique: bool,
 }
 
-/// What [`plan`] found.
+/// The result of [`plan`].
 #[derive(Debug, Default)]
 pub struct Plan {
     /// Nothing, if all is as it should be.
     pub steps: Vec<Step>,
-    /// What is to be undone once the steps are done.
+    /// The changes to undo once the steps are done.
     pub records: Vec<RouteRecord>,
     /// Routes by a live NIC that do not flood, each with the reason.
     pub left_alone: Vec<(String, &'static str)>,
-    /// A live NIC is the only way to other networks: what is one setting for all connections may
-    /// be changed.
+    /// A live NIC is the only way to other networks, so settings for all connections may be
+    /// changed.
     pub only_live: bool,
 }
 
@@ -105,7 +105,7 @@ mod tests {
 
     const SEGMENTS: u32 = 1000;
 
-    /// Routes as a kernel would have them, and the record of what was done to them.
+    /// Routes as a kernel would have them, and the record of their changes.
     struct Kernel {
         routes: Vec<Route>,
         records: Vec<RouteRecord>,
@@ -116,7 +116,7 @@ mod tests {
             Self { routes: routes.to_vec(), records: Vec::new() }
         }
 
-        /// Does what the plan for these NICs says; how many steps that was.
+        /// Follows the plan for these NICs; returns how many steps that was.
         fn follow(&mut self, live: &[Nic]) -> usize {
             let live = live.iter().copied().collect();
             let plan = plan(&self.routes, &self.records, &live, SEGMENTS).unwrap();
@@ -174,7 +174,7 @@ mod tests {
     fn a_route_that_was_replaced_in_the_meantime_stays_as_it_is() {
         let mut kernel = Kernel::with(&[default_by(2, 100), default_by(2, 200)]);
         kernel.follow(&[2]);
-        // Somebody gives one another window, and makes the other anew by another NIC.
+        // One route gets another window, and the other is made anew by another NIC.
         kernel.routes[0] = default_by(2, 100).with_initcwnd(Some(30)).unwrap();
         kernel.routes[1] = default_by(3, 200);
         let theirs = kernel.routes.clone();

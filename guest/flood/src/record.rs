@@ -1,4 +1,4 @@
-//! What was there before flooding, so that whoever comes next can undo it exactly: a file per
+//! The state before flooding, so that the next process can undo everything exactly: a file per
 //! network namespace, and a lock beside it that the watcher holds while it lives.
 
 use std::fs::{self, File, OpenOptions};
@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 
-/// Everything that was changed and is not undone yet, and who watches over it.
+/// All changes that are not undone yet, and the watcher's state.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Record {
     /// Process of the watcher.
@@ -22,19 +22,19 @@ pub struct Record {
     pub np_flood: bool,
     /// Names of the interfaces by which connections flood now.
     pub live: Vec<String>,
-    /// Why none does although a host says that it may.
+    /// Why none floods although a host allows it.
     #[serde(default)]
     pub held_back: Option<String>,
     /// Routes with an initial window of ours.
     pub routes: Vec<RouteRecord>,
-    /// What `tcp_slow_start_after_idle` was, if it is ours now.
+    /// The earlier value of `tcp_slow_start_after_idle`, if it is ours now.
     pub slow_start: Option<String>,
-    /// What `tcp_min_tso_segs` was, if it is ours now.
+    /// The earlier value of `tcp_min_tso_segs`, if it is ours now.
     pub pieces: Option<String>,
 }
 
 impl Record {
-    /// What those of [`crate::settings::ALL`] were that are ours now.
+    /// The earlier values of those of [`crate::settings::ALL`] that are ours now.
     pub(crate) fn settings(&mut self) -> [&mut Option<String>; 2] {
         [&mut self.slow_start, &mut self.pieces]
     }
@@ -156,7 +156,7 @@ impl Place {
         Ok(text.parse().ok())
     }
 
-    /// Where a watcher in the background writes what it has to say.
+    /// The file for messages of a watcher in the background.
     #[must_use]
     pub fn log(&self) -> PathBuf {
         self.0.with_extension("log")

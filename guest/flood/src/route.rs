@@ -26,8 +26,8 @@ const RTN_UNICAST: u8 = 1;
 const RTPROT_RA: u8 = 9;
 const RT_TABLE_LOCAL: u32 = 255;
 const RTM_F_CLONED: u32 = 0x200;
-/// RTNH_F_PERVASIVE, RTNH_F_ONLINK: what a route was made with. The other flags are the kernel's
-/// to say, and it refuses to be told.
+/// RTNH_F_PERVASIVE, RTNH_F_ONLINK: flags with which a route was made. The kernel sets the other
+/// flags itself, and refuses them.
 const FLAGS_TO_SEND: u8 = 0x02 | 0x04;
 /// Bytes of `struct rtmsg`.
 const RTMSG: usize = 12;
@@ -87,7 +87,7 @@ impl Route {
         self.header[5] == RTPROT_RA || expires.is_some_and(|ticks| ticks != 0)
     }
 
-    /// What tells routes apart, as `ip route` would write it. Several may have the same.
+    /// The identity of a route, as `ip route` would write it. Several may have the same.
     #[must_use]
     pub fn name(&self) -> String {
         let mut name = match self.header[0] {
@@ -205,7 +205,7 @@ fn hops(mut bytes: &[u8]) -> Vec<&[u8]> {
     hops
 }
 
-/// The same next hops without what the kernel says of them (dead, link down).
+/// The same next hops without the kernel's state of them (dead, link down).
 fn without_state(multipath: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     for hop in hops(multipath) {

@@ -1,4 +1,4 @@
-//! rtnetlink(7): reading all routes, changing one, and hearing that some changed.
+//! rtnetlink(7): reading all routes, changing one, and notifications of changes.
 
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -30,7 +30,7 @@ const TRIES: usize = 20;
 #[derive(Debug)]
 pub struct Rtnl(Netlink);
 
-/// A socket that hears of routes that come, change and go.
+/// A socket with notifications of routes that come, change and go.
 #[derive(Debug)]
 pub struct Changes(Netlink);
 
@@ -111,10 +111,10 @@ impl Changes {
         let mut any = false;
         let mut byte = [0];
         loop {
-            // What changed does not matter: all routes are read again.
+            // The change itself does not matter: all routes are read again.
             let mut buffer = [IoSliceMut::new(&mut byte)];
             match recvmsg::<()>(self.0.as_fd().as_raw_fd(), &mut buffer, None, MsgFlags::empty()) {
-                // ENOBUFS: so many that some were dropped.
+                // ENOBUFS: there were so many that some were dropped.
                 Ok(_) | Err(Errno::ENOBUFS) => any = true,
                 Err(Errno::EAGAIN) => return Ok(any),
                 Err(Errno::EINTR) => {}

@@ -1,11 +1,11 @@
-//! What is one setting for all connections of the network namespace, IPv6 too.
+//! Settings that apply to all connections of the network namespace, IPv6 too.
 
 use std::fs;
 use std::io::ErrorKind;
 
 use anyhow::{Context, Result};
 
-/// A file of `/proc/sys`, and what it holds while connections flood.
+/// A file of `/proc/sys`, and its value while connections flood.
 #[derive(Debug)]
 pub struct Setting {
     path: &'static str,
@@ -16,9 +16,9 @@ pub struct Setting {
 pub const SLOW_START: Setting =
     Setting { path: "/proc/sys/net/ipv4/tcp_slow_start_after_idle", ours: "0" };
 
-/// The shortest that the kernel cuts segments to, in those of the wire, when it means to keep a
-/// pace; two of them may wait for the NIC. The pace of a flood is what the guest makes of its own
-/// absence, or of the ten segments before its first answer: pieces of two (`tcp_tso_autosize()`,
+/// The shortest pieces, in segments of the wire, into which the kernel cuts data to keep a pace;
+/// two of them may wait for the NIC. The pace of a flood follows from the guest's own absence, or
+/// from the ten segments before its first answer: pieces of two (`tcp_tso_autosize()`,
 /// `tcp_small_queue_check()`; Linux 6.1). 44 are the 64 KB that a NIC takes at once.
 pub const PIECES: Setting = Setting { path: "/proc/sys/net/ipv4/tcp_min_tso_segs", ours: "44" };
 
@@ -47,14 +47,14 @@ impl Setting {
         fs::write(self.path, value).context(self.path)
     }
 
-    /// It is what we make it.
+    /// Whether it has our value.
     #[must_use]
     pub fn is_ours(&self, now: &str) -> bool {
         now == self.ours
     }
 
-    /// The same comparison as [`crate::plan`]: what to write, if anything, and what it was before
-    /// if it is ours then.
+    /// The same comparison as [`crate::plan`]: the value to write, if any, and the earlier value if
+    /// it is ours then.
     #[must_use]
     pub fn plan(
         &self,

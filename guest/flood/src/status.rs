@@ -1,4 +1,5 @@
-//! `flood status`: what is in force, and what limits how much a connection hands over at once.
+//! `flood status`: the present state, and the limits of the data that a connection hands over at
+//! once.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -11,7 +12,7 @@ use crate::record::{Place, Record};
 use crate::rtnl::Rtnl;
 use crate::settings::{PIECES, SLOW_START, Setting};
 
-/// What a guest looks like to [`text`].
+/// The state of a guest for [`text`].
 #[derive(Debug)]
 struct Seen {
     watched: bool,
@@ -97,7 +98,7 @@ fn text(seen: &Seen) -> String {
     out
 }
 
-/// What a setting is, and whose it is.
+/// The value of a setting, and its owner.
 fn setting(
     setting: &Setting,
     now: &Option<String>,

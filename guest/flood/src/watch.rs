@@ -1,9 +1,9 @@
 //! The watcher: waits for heartbeats, and makes routes follow them; and its keeper.
 //!
-//! Two processes, so that no single death leaves a guest flooding with nobody to stop it (see the
-//! crate's doc): the keeper starts the watcher and waits. If the watcher ends in any other way than
-//! by SIGTERM or SIGINT, the keeper undoes what it did. If the keeper dies, the kernel sends the
-//! watcher SIGTERM.
+//! There are two processes, so that no single death leaves a guest flooding without a process to
+//! stop it (see the crate's doc): the keeper starts the watcher and waits. If the watcher ends in
+//! any other way than by SIGTERM or SIGINT, the keeper undoes its changes. If the keeper dies, the
+//! kernel sends the watcher SIGTERM.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -31,7 +31,8 @@ use crate::record::{Place, Record};
 use crate::rtnl::{Changes, Rtnl};
 use crate::settings;
 
-/// Rounds of reading and changing routes before somebody else is said to change them back.
+/// Rounds of reading and changing routes before the watcher reports that another program changes
+/// them back.
 const ROUNDS_MAX: usize = 5;
 /// `sll_pkttype` of a frame to a group (packet(7), include/uapi/linux/if_packet.h).
 const PACKET_MULTICAST: u8 = 2;
@@ -39,14 +40,14 @@ const PACKET_MULTICAST: u8 = 2;
 /// How a guest floods.
 #[derive(Clone, Copy, Debug)]
 pub struct How {
-    /// What a new connection hands over before its first acknowledgement.
+    /// The segments that a new connection hands over before its first acknowledgement.
     pub segments: u32,
     /// By the congestion control `np_flood` of single connections, not by routes.
     pub np_flood: bool,
 }
 
 impl How {
-    /// The command line that says so.
+    /// The command line with these options.
     #[must_use]
     pub fn arguments(&self) -> Vec<String> {
         let mut arguments = vec!["--segments".to_owned(), self.segments.to_string()];
@@ -157,7 +158,7 @@ pub fn undo(place: &Place) -> Result<()> {
 #[derive(Debug, Default, Eq, PartialEq)]
 struct Live {
     nics: BTreeSet<Nic>,
-    /// Why there are none, although a host is heard.
+    /// Why there are none, although heartbeats arrive.
     held_back: Option<String>,
 }
 
@@ -185,8 +186,8 @@ fn follow(place: &Place, rtnl: &Rtnl, live: &Live, how: How) -> Result<()> {
     apply(place, &mut record, rtnl, by_route, how.segments)
 }
 
-/// Makes routes and settings what they should be, and records what is to be undone: what is
-/// going to change before it is changed, what has been changed back afterwards.
+/// Sets routes and settings to the wanted values, and records the changes to undo: each before it
+/// is made, and each that was undone afterwards.
 fn apply(
     place: &Place,
     record: &mut Record,
@@ -238,7 +239,7 @@ fn apply(
     )
 }
 
-/// Hears heartbeats on every interface of the namespace.
+/// Receives heartbeats on every interface of the namespace.
 fn heartbeats() -> Result<OwnedFd> {
     let protocol = u32::from(heartbeat::ETHERTYPE.to_be()).try_into()?;
     socket_with(

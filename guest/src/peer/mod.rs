@@ -1,8 +1,8 @@
-//! One end of connections that are tested and timed: what the lab asks of it, and what it does.
+//! One end of connections that are tested and timed: the lab's commands, and their execution.
 //!
-//! The same code runs in guests, as `nightporter-lab-peer` under whatever makes its sockets, and on
-//! the host, in a thread of the lab. It has one listener and one connection at a time. What is
-//! timed allocates nothing, and looks at the bytes only afterwards.
+//! The same code runs in guests, as `nightporter-lab-peer` on any kind of sockets, and on the host,
+//! in a thread of the lab. It has one listener and one connection at a time. The timed part
+//! allocates nothing, and the bytes are checked only afterwards.
 
 mod pour;
 mod work;
@@ -13,32 +13,32 @@ use serde::{Deserialize, Serialize};
 
 pub use work::Peer;
 
-/// What a peer is to do. It answers each with one [`Told`].
+/// The commands of a peer. It answers each with one [`Told`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "snake_case")]
 pub enum Ask {
-    /// Listen here, and nowhere else any more. Answer: [`Told::At`], with the port.
+    /// Listen here, and no longer elsewhere. Answer: [`Told::At`], with the port.
     Listen {
         /// Port 0 is any.
         at: SocketAddr,
     },
-    /// Take the connection that came next. Answer: [`Told::At`], where it came from.
+    /// Accept the next connection. Answer: [`Told::At`], with the other side's address.
     Accept,
     /// Make one. Answer: [`Told::At`], the own address.
     Connect {
         /// Where to.
         to: SocketAddr,
     },
-    /// Have ready what a transfer of so many bytes needs, so that it is no part of it. Answer:
-    /// [`Told::Done`].
+    /// Prepare the data for a transfer of so many bytes, so that it is no part of the transfer.
+    /// Answer: [`Told::Done`].
     Prepare {
         /// How many.
         bytes: usize,
-        /// Of what is to be written.
+        /// Seed of the data to write.
         seed: u64,
     },
-    /// Write so many bytes of this seed, and wait until all are read if the other side says so.
-    /// Answer: [`Told::Done`].
+    /// Write so many bytes of this seed, and wait until the other side has read all of them, if it
+    /// reports that. Answer: [`Told::Done`].
     Send {
         /// How many.
         bytes: usize,
@@ -47,12 +47,12 @@ pub enum Ask {
         /// The other side is asked to [`Ask::Receive`] with the same.
         answered: bool,
     },
-    /// Read so many bytes, and say so over the connection, if that is asked for. Answer:
+    /// Read so many bytes, and report that over the connection, if asked for. Answer:
     /// [`Told::Done`].
     Receive {
         /// How many.
         bytes: usize,
-        /// Say so.
+        /// Report it.
         answered: bool,
     },
     /// Write and read so many bytes at the same time, as the other side does. Answer:
@@ -60,7 +60,7 @@ pub enum Ask {
     Exchange {
         /// Each way.
         bytes: usize,
-        /// Of what is written.
+        /// Seed of the data to write.
         seed: u64,
         /// Not before a byte of the other side has come.
         second: bool,
@@ -69,7 +69,7 @@ pub enum Ask {
     ExchangeUnevenly {
         /// Each way.
         bytes: usize,
-        /// Of what is written, and of the sizes.
+        /// Seed of the data to write, and of the sizes.
         seed: u64,
     },
     /// Connect, send a byte, finish, read it again and its end, close; so many times. Answer:
@@ -80,7 +80,7 @@ pub enum Ask {
         /// How many times.
         count: usize,
     },
-    /// The other way round: accept so many, and send back what each of them has sent.
+    /// The other way round: accept so many, and send back the bytes of each.
     Accepts {
         /// How many times.
         count: usize,
@@ -90,7 +90,7 @@ pub enum Ask {
     Pour {
         /// How many.
         bytes: usize,
-        /// Of what is written.
+        /// Seed of the data to write.
         seed: u64,
     },
     /// How many of them the kernel has taken. Answer: [`Told::Poured`], or [`Told::Failed`] once if
@@ -101,12 +101,12 @@ pub enum Ask {
     Drain {
         /// How many.
         bytes: usize,
-        /// Of what the other side writes.
+        /// Seed of the other side's data.
         seed: u64,
     },
-    /// Whether what was read last is what this seed makes. Answer: [`Told::Checked`].
+    /// Whether the last bytes that were read match this seed. Answer: [`Told::Checked`].
     Check {
-        /// Of what the other side has written.
+        /// Seed of the other side's data.
         seed: u64,
     },
     /// Send a byte and wait for one, so many times. Answer: [`Told::Done`], the median.
@@ -127,7 +127,7 @@ pub enum Ask {
     Close,
 }
 
-/// What it answers.
+/// Its answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "told", rename_all = "snake_case")]
 pub enum Told {
@@ -136,14 +136,14 @@ pub enum Told {
         /// Nanoseconds.
         ns: u64,
     },
-    /// An address: see what was asked.
+    /// An address; its meaning depends on the command.
     At {
         /// The address.
         address: SocketAddr,
     },
-    /// What came was looked at.
+    /// The bytes were checked.
     Checked {
-        /// It is what was sent.
+        /// They are the bytes that were sent.
         whole: bool,
     },
     /// So much was written.

@@ -9,8 +9,8 @@ use std::thread::{self, JoinHandle};
 
 use crate::data::Source;
 
-/// After so many bytes the stream begins anew. No power of two: what is lost of it, or comes twice,
-/// in blocks or pages of anybody is seen.
+/// The stream repeats after so many bytes. It is no power of two, so that blocks or pages that are
+/// lost or come twice are noticed.
 const PERIOD: usize = 1_000_003;
 /// A write, or a read.
 const PIECE: usize = 64 << 10;
@@ -55,7 +55,7 @@ impl Pouring {
     }
 }
 
-/// Reads so many bytes; whether they are what was poured with this seed.
+/// Reads so many bytes; returns whether they match this seed.
 pub(super) fn drain(mut stream: &TcpStream, bytes: usize, seed: u64) -> io::Result<bool> {
     let (source, mut got) = (source(seed), vec![0; PIECE]);
     let mut at = 0;
@@ -80,7 +80,7 @@ fn source(seed: u64) -> Source {
     source
 }
 
-/// What is at this place of the stream, at most [`PIECE`] bytes.
+/// The bytes at this place of the stream, at most [`PIECE`].
 fn piece(source: &Source, seed: u64, at: usize) -> &[u8] {
     let rest = &source.piece(seed, PERIOD)[at % PERIOD..];
     &rest[..rest.len().min(PIECE)]

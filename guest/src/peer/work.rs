@@ -1,4 +1,4 @@
-//! What a peer does.
+//! The execution of a peer's commands.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -17,12 +17,13 @@ pub struct Peer {
     stream: Option<TcpStream>,
     pouring: Option<Pouring>,
     source: Source,
-    /// What was read last. Its memory is used again, so that page faults are no part of a transfer.
+    /// The last bytes that were read. Its memory is used again, so that page faults are no part of
+    /// a transfer.
     got: Vec<u8>,
 }
 
 impl Peer {
-    /// Does what is asked, however long it takes.
+    /// Executes a command, however long it takes.
     pub fn obey(&mut self, ask: Ask) -> Told {
         self.work(ask).unwrap_or_else(|error| Told::Failed {
             errno: error.raw_os_error().unwrap_or(0),
@@ -251,8 +252,8 @@ fn expect_answer(mut stream: &TcpStream) -> io::Result<()> {
     if answer == [READ_ALL] { Ok(()) } else { Err(ErrorKind::InvalidData.into()) }
 }
 
-/// Memory that was touched. What was read there before is still there: who checks asks for another
-/// seed each time.
+/// Memory that was touched. Bytes that were read there before are still there, so each check uses
+/// another seed.
 fn make_room(got: &mut Vec<u8>, bytes: usize) {
     if got.len() != bytes {
         got.clear();

@@ -1,5 +1,5 @@
-//! The calls that are handed over, and what is done in their place: what all of them need, and
-//! those that ask and set. `connects` and `listeners` have the others.
+//! The calls that are handed over, and their execution by the launcher: the common parts, and the
+//! calls that ask and set. `connects` and `listeners` have the others.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -15,7 +15,7 @@ use crate::sys::{self, Fd, Name, Res};
 use crate::watch::{Call, Owned, Watch};
 use crate::{address, home, relay};
 
-/// Sockets that are for TCP alone are remembered, at most so many.
+/// Sockets that stay TCP are remembered, at most so many.
 const NATIVE_MAX: usize = 1 << 16;
 /// Where programs are led to.
 pub(crate) const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -33,17 +33,17 @@ pub(crate) struct World {
 
 #[derive(Default)]
 pub(crate) struct Known {
-    /// By what the kernel thinks the addresses of a program's socket are: what they are.
+    /// The real addresses of programs' sockets, by the addresses that the kernel has for them.
     pub(crate) names: BTreeMap<Pair, Pair>,
     /// Where programs listen for TOE.
     pub(crate) listeners: BTreeSet<SocketAddr>,
-    /// Who was led to a listener, by what it will see of the addresses.
+    /// Clients that were connected to a listener, by the addresses that it will see.
     pub(crate) arrived: BTreeMap<Pair, Arrived>,
-    /// Who was accepted for nobody, by listener.
+    /// Connections whose accept() was interrupted, by listener.
     pub(crate) returned: BTreeMap<SocketAddr, VecDeque<Accepted>>,
-    /// A program that nobody may look into accepts: nobody is led in any more.
+    /// A program that the launcher may not inspect accepts: no more clients come by TOE.
     pub(crate) accepts_unseen: bool,
-    /// Sockets that are for TCP alone: what tells them from others, whatever descriptors they have.
+    /// Sockets that stay TCP, by their identities, whatever their descriptors are.
     native: BTreeSet<(u64, u64)>,
     /// Relays that have not yet passed on all that their program has written.
     unsent: usize,
@@ -66,7 +66,7 @@ impl Drop for Unsent {
     }
 }
 
-/// What becomes of a call.
+/// The fate of a call.
 pub(crate) enum Done {
     /// The kernel does it.
     Native,
@@ -95,7 +95,7 @@ pub(crate) fn any_port(family: c_int, ip: IpAddr) -> Res<Owned> {
 }
 
 impl World {
-    /// Nobody has called yet.
+    /// Without calls so far.
     pub(crate) fn new(watch: Watch) -> Self {
         let (host, known) = (Host::default(), Mutex::default());
         Self { watch, host, known, is_sent: Condvar::new() }
@@ -105,7 +105,8 @@ impl World {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Until all that programs have written is on its way. Of what comes nobody is left to read it.
+    /// Waits until all data that programs have written is on its way. Incoming data has no reader
+    /// any more.
     pub(crate) fn wait_until_sent(&self) {
         let waited = self.is_sent.wait_while(self.known(), |known| known.unsent > 0);
         drop(waited);
@@ -129,7 +130,8 @@ impl World {
         }
     }
 
-    /// The program's TCP socket, and its family. `EPERM`: nobody may look into that program.
+    /// The program's TCP socket, and its family. `EPERM`: the launcher may not inspect that
+    /// program.
     pub(crate) fn socket(&self, call: &Call) -> Res<(Owned, c_int)> {
         let fd = self.watch.descriptor(call, call.arguments[0])?;
         let family = sys::number(fd.0, SOL_SOCKET, libc::SO_DOMAIN)?;
@@ -170,7 +172,7 @@ impl World {
         (toe, ports): (Owned, Ports),
     ) {
         relay::resets_on_close(tcp.0, true);
-        // What comes in small pieces goes on so, and what is sent as urgent is not left out.
+        // Small pieces are sent on as they are, and urgent bytes are not left out.
         let on = 1_i32.to_ne_bytes();
         let _ = sys::set_option(tcp.0, libc::IPPROTO_TCP, libc::TCP_NODELAY, &on);
         let _ = sys::set_option(tcp.0, SOL_SOCKET, libc::SO_OOBINLINE, &on);
@@ -183,7 +185,7 @@ impl World {
         });
     }
 
-    /// Writes an address to where the call's second and third arguments say.
+    /// Writes an address to the call's second and third arguments.
     pub(crate) fn put(&self, call: &Call, name: &Name) -> Res {
         let [_, at, len_at, ..] = call.arguments;
         if at == 0 {

@@ -1,4 +1,4 @@
-//! connect(): a program's socket is led to a TOE socket.
+//! connect(): a program's socket is connected with a TOE socket.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ impl World {
         let (fd, family) = self.socket(call).ok()?;
         let mut info = [0; 8];
         sys::option(fd.0, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info).ok()?;
-        // One that hears only IPv6 cannot be led over the loopback of IPv4.
+        // A socket for IPv6 alone cannot be connected over the loopback of IPv4.
         let is_v6_only = sys::number(fd.0, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) == Ok(1);
         if info[0] != CLOSED || is_v6_only || self.is_native(&fd) || !self.is_home(&fd) {
             return None;
@@ -42,7 +42,7 @@ impl World {
         Some(Done::With(made.and(if blocking { Ok(0) } else { Err(libc::EINPROGRESS) })))
     }
 
-    /// A TOE socket that is connected to there, or what it failed with. `None`: a matter of TCP.
+    /// A TOE socket that is connected to the destination, or its error. `None`: a matter of TCP.
     fn reach(
         &self,
         call: &Call,
@@ -109,7 +109,7 @@ impl World {
         loop {
             let (tcp, from) = sys::accept_from(inward.0, libc::SOCK_CLOEXEC)?;
             let tcp = Owned(tcp);
-            // Anybody on this machine could have come.
+            // Any process of this machine could have connected.
             if address::parse(&from) == own {
                 let key: Pair = (own.ok_or(libc::ENOTCONN)?, at);
                 self.known().names.insert(key, addresses);

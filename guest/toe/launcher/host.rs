@@ -1,4 +1,4 @@
-//! What the launcher asks its host: as the library's `control`, for all its programs at once.
+//! The launcher's requests to its host: as the library's `control`, for all its programs at once.
 
 use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
@@ -11,7 +11,7 @@ use crate::sys::{self, Res};
 use crate::transport;
 use crate::watch::Owned;
 
-/// After a failure nobody is asked for so long.
+/// After a failure the host is not asked for so long.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// A host that does not answer for so long has none, as for the library.
@@ -73,7 +73,7 @@ fn exchange(line: &Owned, asked: Asked) -> Res<Reply> {
 }
 
 impl Host {
-    /// Asks. `None`: nobody answers.
+    /// Asks the host. `None`: there is no answer.
     pub(crate) fn ask(&self, ask: Ask) -> Option<Reply> {
         let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
         if line.failed.is_some_and(|at| at.elapsed() < PAUSE) {

@@ -1,8 +1,10 @@
-//! listen() and accept(): who comes by TOE is led to the program's own listener, by the loopback.
+//! listen() and accept(): clients that come by TOE are connected with the program's own listener,
+//! over the loopback.
 //!
-//! Not a byte of theirs goes to the program before accept() was seen: only then the program knows
-//! who has come. A program that nobody may look into (it has changed its user, or protects
-//! itself) accepts unseen, and would take them for this machine itself: they are reset.
+//! The launcher sends the program none of their bytes before it has seen the accept(), because only
+//! then the program knows the client's address. A program that the launcher may not inspect (it has
+//! changed its user, or protects itself) accepts unseen, and would take the clients for local ones:
+//! they are reset.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -23,7 +25,7 @@ const LOOK_MS: c_int = 100;
 /// A host that has lost a listener, or a launcher that lacks descriptors, is given so long, ms.
 const PAUSE_MS: c_int = 500;
 
-/// Somebody who has come by TOE, and whom nobody has accepted yet. If this goes, it is reset.
+/// A client that came by TOE and was not accepted yet. If this is dropped, the client is reset.
 #[derive(Debug)]
 pub(crate) struct Arrived {
     tcp: Arc<Owned>,
@@ -32,7 +34,7 @@ pub(crate) struct Arrived {
     addresses: Pair,
 }
 
-/// Somebody who was accepted for a call that a signal has interrupted: the next call has it.
+/// A connection that was accepted for an interrupted call: the next call gets it.
 pub(crate) struct Accepted {
     fd: Owned,
     from: Name,
@@ -78,7 +80,7 @@ impl World {
         done
     }
 
-    /// Lets hosts connect to who listens there, in a thread of its own.
+    /// Accepts the host's connections for the listener there, in a thread of its own.
     fn serve(self: &Arc<Self>, at: SocketAddr, v4: bool, family: c_int, backlog: c_int) -> Res {
         let toe = Owned(transport::socket()?);
         transport::prepare(toe.0);
@@ -95,7 +97,7 @@ impl World {
         Ok(())
     }
 
-    /// Waits for somebody, or for the host to have forgotten the listener.
+    /// Waits for a client, or for the host to have forgotten the listener.
     fn turn(self: &Arc<Self>, serving: &mut Serving) -> Res {
         let limit_ms = match &serving.lease {
             _ if self.has_arrived(serving.at) => LOOK_MS,
@@ -113,7 +115,7 @@ impl World {
         }
         match sys::accept_from(serving.toe.0, libc::SOCK_CLOEXEC) {
             Ok((accepted, _)) => match self.lead_in(serving, Owned(accepted)) {
-                // Whom TCP would reach it has to reach by TCP.
+                // A client that TCP would reach has to be reached by TCP.
                 Err(libc::ECONNREFUSED) => Err(libc::ECONNREFUSED),
                 // That one is reset; others may fare better.
                 _ => Ok(()),
@@ -130,14 +132,14 @@ impl World {
         self.known().arrived.keys().any(|(to, _)| to.port() == at.port())
     }
 
-    /// Nobody will accept who was led to a listener that was closed.
+    /// Resets clients that were connected to a listener which was closed.
     fn reset_unawaited(&self, at: SocketAddr) {
         let is_awaited = |tcp: &Owned| sys::wait(&[(tcp.0, 0)], 0) == Ok(false);
         let mut known = self.known();
         known.arrived.retain(|(to, _), it| to.port() != at.port() || is_awaited(&it.tcp));
     }
 
-    /// Somebody has come by TOE to who listens there.
+    /// A client has come by TOE to the listener there.
     fn lead_in(&self, serving: &Serving, toe: Owned) -> Res {
         let Some(ports) = transport::ports(toe.0) else { return Ok(()) };
         let only_v6 = matches!(serving.ask, Ask::Listen { v4: false, .. });
@@ -153,7 +155,7 @@ impl World {
         let tcp = Arc::new(any_port(family, ip)?);
         relay::resets_on_close(tcp.0, true);
         let key = (to, name(tcp.0).ok_or(libc::EADDRNOTAVAIL)?);
-        // It is to be known before the program accepts it.
+        // It has to be known before the program accepts it.
         let arrived = Arrived { tcp: Arc::clone(&tcp), toe, ports, addresses };
         let mut known = self.known();
         if known.accepts_unseen {
@@ -171,7 +173,7 @@ impl World {
         let (fd, family) = match self.socket(call) {
             Ok(found) => found,
             Err(libc::EPERM) => {
-                // What it accepts nobody sees, now and later.
+                // Its accept() calls are not seen, now and later.
                 let mut known = self.known();
                 known.arrived.clear();
                 known.accepts_unseen = true;
@@ -202,7 +204,7 @@ impl World {
         Some(put.map_or_else(|errno| Done::With(Err(errno)), |()| Done::Answered))
     }
 
-    /// Waits for somebody. `None`: the call waits no more.
+    /// Waits for a client. `None`: the call no longer waits.
     fn accepted(
         &self,
         call: &Call,

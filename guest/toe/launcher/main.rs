@@ -1,16 +1,16 @@
-//! `nightporter-toe run -- CMD`: sockets of programs that no library can be put under, static ones
-//! for instance, over their host.
+//! `nightporter-toe run -- CMD`: sockets over the host for programs under which no library can be
+//! put, for example static ones.
 //!
 //! The program runs under a seccomp filter that hands some of its system calls to the launcher
 //! (`watch`): connect(), listen(), accept(), getsockname(), getpeername(). The launcher does not
-//! see data, so the program keeps its own TCP sockets, with all that belongs to them: epoll,
-//! options, fork. At "go" the launcher connects the program's socket, of which it takes a copy, to
-//! itself over the loopback, and carries bytes between that and a vsock socket (`relay`), at the
-//! price of a copy in each direction. What ends by a reset there ends by a reset here. Who asks a
-//! socket for its addresses is told those that the host knows (`calls`).
+//! see data, so the program keeps its own TCP sockets, with their epoll, options and fork. If the
+//! host answers "go", the launcher connects the program's socket, of which it takes a copy, to
+//! itself over the loopback. It relays the bytes between that and a vsock socket (`relay`), at the
+//! price of a copy in each direction. A reset on one side becomes a reset on the other.
+//! getsockname() and getpeername() return the addresses that the host knows (`calls`).
 //!
-//! A program can change what a pointer points to while the launcher reads it. It gains nothing:
-//! everything that the launcher does it could do itself.
+//! A program can change the target of a pointer while the launcher reads it. It gains nothing,
+//! because it could itself do everything that the launcher does.
 
 #[allow(dead_code)] // Some of it only the library needs.
 #[path = "../src/address.rs"]
@@ -60,15 +60,15 @@ fn main() -> ExitCode {
         }
     };
     watch::raise_limit();
-    // Before Linux 6.11 a process has its filter until somebody has waited for it.
+    // Before Linux 6.11 a process has its filter until it was waited for.
     let waiting = thread::spawn(move || child.wait().map_or(1, watch::exit_code));
     let world = Arc::new(World::new(watch));
-    // Until nobody is left who has the filter: a daemon outlives the program that has started it.
+    // Until no process has the filter any more: a daemon outlives the program that has started it.
     while let Some(call) = world.watch.next() {
         let world = Arc::clone(&world);
         thread::spawn(move || world.answer(&call));
     }
-    // What was written has to leave.
+    // Written data has to leave.
     world.wait_until_sent();
     ExitCode::from(waiting.join().unwrap_or(1))
 }

@@ -11,7 +11,7 @@ use crate::watch::Owned;
 
 /// Bytes that wait in one direction.
 const ROOM: usize = 64 * 1024;
-/// How often a TOE socket of which nothing is awaited is looked at, ms.
+/// How often a TOE socket without an awaited event is looked at, ms.
 const LOOK_MS: i32 = 500;
 
 /// One direction.
@@ -51,7 +51,7 @@ impl Half {
         Ok(())
     }
 
-    /// What it waits for.
+    /// The event that it waits for.
     fn interest(&self) -> (Fd, i16) {
         match (self.waiting.is_empty(), self.has_ended) {
             (false, _) => (self.to, libc::POLLOUT),
@@ -60,7 +60,7 @@ impl Half {
         }
     }
 
-    /// All that `from` has written is with `to`, which is to be told.
+    /// All data of `from` is with `to`, which has to be told.
     fn is_at_end(&self) -> bool {
         self.has_ended && !self.is_over && self.waiting.is_empty()
     }
@@ -99,8 +99,7 @@ pub(crate) fn run<T>(host: &Host, tcp: &Owned, toe: &Owned, ports: Ports, unsent
 /// Waits until there is something to do, and does it.
 fn turn(host: &Host, ports: Ports, out: &mut Half, back: &mut Half) -> Res {
     let (tcp, toe) = (out.from, out.to);
-    // A socket of which nothing is awaited any more may be reset nonetheless. TCP's wakes whoever
-    // polls it.
+    // A socket without an awaited event may still be reset. TCP's reset wakes a poll().
     let unawaited = if out.is_over { tcp } else { -1 };
     let limit_ms = if back.is_over { LOOK_MS } else { -1 };
     match sys::wait(&[out.interest(), back.interest(), (unawaited, 0)], limit_ms) {
@@ -111,7 +110,7 @@ fn turn(host: &Host, ports: Ports, out: &mut Half, back: &mut Half) -> Res {
         return Err(libc::ECONNRESET);
     }
     if back.is_over {
-        // vsock's does not, but says so to who writes, even nothing.
+        // vsock's does not, but a write fails, even of nothing.
         sys::send(toe, &[])?;
     }
     step(out)?;

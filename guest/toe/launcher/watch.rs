@@ -1,5 +1,5 @@
-//! System calls of other processes: the filter that hands them over, and what is done in a
-//! process's place (`Documentation/userspace-api/seccomp_filter.rst` of Linux).
+//! System calls of other processes: the filter that hands them over, and their execution for a
+//! process (`Documentation/userspace-api/seccomp_filter.rst` of Linux).
 
 use std::fs;
 use std::io;
@@ -47,7 +47,7 @@ pub(crate) struct Call {
     pub(crate) arguments: [u64; 6],
 }
 
-/// A copy of somebody's descriptor, or one's own.
+/// A copy of another process's descriptor, or one of our own.
 #[derive(Debug)]
 pub(crate) struct Owned(pub(crate) Fd);
 
@@ -64,8 +64,8 @@ pub(crate) struct Watch {
     taken: &'static Taken,
 }
 
-/// What calls were handed over: their numbers are counted on, from a random one. The process that
-/// stands in for a launcher that was killed has this memory, too.
+/// The calls that were handed over: their numbers count up from a random one. The process that
+/// stands in for a killed launcher has this memory, too.
 #[derive(Debug)]
 struct Taken {
     /// 0 until there was one.
@@ -230,16 +230,16 @@ pub(crate) fn raise_limit() {
     }
 }
 
-/// What a shell makes of how a program has ended.
+/// A shell's exit code for the end of a program.
 pub(crate) fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }
 
 impl Watch {
-    /// Without anybody who has this descriptor the kernel fails all calls that are handed over with
-    /// ENOSYS. So another process has it, which does nothing unless the launcher is killed: then
-    /// all calls are the kernel's, also those that wait.
+    /// Without any process that has this descriptor the kernel fails all calls that are handed over
+    /// with ENOSYS. So another process has it, which does nothing unless the launcher is killed:
+    /// then all calls are the kernel's, also those that wait.
     fn have_a_stand_in(&self) -> io::Result<()> {
         let (launcher, alive) = io::pipe()?;
         // SAFETY: this process has one thread, so its child may do what it does itself.
@@ -296,7 +296,7 @@ impl Watch {
         }
     }
 
-    /// The next call. `None`: nobody is left who could make one.
+    /// The next call. `None`: no process is left that could make one.
     pub(crate) fn next(&self) -> Option<Call> {
         loop {
             let mut list =
@@ -315,7 +315,7 @@ impl Watch {
             let result = unsafe {
                 libc::ioctl(self.fd.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut got)
             };
-            // Who has called may have been killed meanwhile.
+            // The caller may have been killed meanwhile.
             if result == 0 {
                 self.taken.note(got.id);
                 return Some(Call {
@@ -335,7 +335,7 @@ impl Watch {
         unsafe { libc::ioctl(fd, what, &raw const call.id) == 0 }
     }
 
-    /// What a call that may wait for long gives if a signal waits for it to end.
+    /// The result of a call that may wait for long, if a signal is pending.
     pub(crate) fn interruption(&self, call: &Call) -> Option<c_int> {
         let status = fs::read_to_string(format!("/proc/{}/status", call.pid)).ok()?;
         let number = |name: &str, radix| {
@@ -352,7 +352,7 @@ impl Watch {
         }
     }
 
-    /// Whether anybody has waited for it: a signal may have come first, and the call comes again.
+    /// Whether a caller waited for it: a signal may have come first, and the call comes again.
     fn respond(&self, response: &libc::seccomp_notif_resp) -> bool {
         let (fd, what) = (self.fd.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND);
         // SAFETY: a response is there.
@@ -364,13 +364,13 @@ impl Watch {
         self.respond(&through(call.id))
     }
 
-    /// It was done: what it gives.
+    /// It was done, with this result.
     pub(crate) fn answer(&self, call: &Call, result: Res<i64>) -> bool {
         let (val, error) = result.map_or_else(|errno| (0, -errno), |val| (val, 0));
         self.respond(&libc::seccomp_notif_resp { id: call.id, val, error, flags: 0 })
     }
 
-    /// It was done, and gives a descriptor. Whether anybody has taken that.
+    /// It was done, and gives a descriptor. Returns whether the caller took it.
     pub(crate) fn give(&self, call: &Call, fd: Fd, closes_on_exec: bool) -> bool {
         let (given, what) = (libc::SECCOMP_ADDFD_FLAG_SEND, libc::SECCOMP_IOCTL_NOTIF_ADDFD);
         let flags = if closes_on_exec { libc::O_CLOEXEC } else { 0 };
@@ -406,7 +406,7 @@ impl Watch {
         Program::of(name.strip_suffix(b"\n").unwrap_or(&name))
     }
 
-    /// A copy of a descriptor of who has called. `EPERM`: nobody may look into that program.
+    /// A copy of a descriptor of the caller. `EPERM`: the launcher may not inspect that program.
     pub(crate) fn descriptor(&self, call: &Call, fd: u64) -> Res<Owned> {
         let process = Self::process(call)?;
         let fd = c_int::try_from(fd).map_err(|_| libc::EBADF)?;
@@ -418,7 +418,7 @@ impl Watch {
         if self.is_waiting(call) { Ok(copy) } else { Err(libc::ESRCH) }
     }
 
-    /// Bytes of who has called.
+    /// Bytes of the caller.
     pub(crate) fn read(&self, call: &Call, at: u64, bytes: &mut [u8]) -> Res {
         let ours = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
         let theirs = libc::iovec { iov_base: address(at), iov_len: bytes.len() };
@@ -429,7 +429,7 @@ impl Watch {
         if usize::try_from(got) == Ok(bytes.len()) { Ok(()) } else { Err(libc::EFAULT) }
     }
 
-    /// Changes bytes of who has called.
+    /// Changes bytes of the caller.
     pub(crate) fn write(&self, call: &Call, at: u64, bytes: &[u8]) -> Res {
         let ours = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         let theirs = libc::iovec { iov_base: address(at), iov_len: bytes.len() };

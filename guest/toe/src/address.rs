@@ -1,4 +1,4 @@
-//! Internet addresses, as the kernel writes them and as the host is asked about them.
+//! Internet addresses, in the kernel's form and in the form of requests to the host.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 

@@ -1,8 +1,7 @@
 //! The functions of libc that programs call: sockets and descriptors here, data in [`data`].
 //!
 //! They take pointers apart, ask the rest of the crate, and call the function behind. Their
-//! arguments are what their manual pages say; a program that gives others is its own affair, as
-//! with libc.
+//! arguments are those of their manual pages; as with libc, a program that passes others is wrong.
 
 mod data;
 
@@ -29,8 +28,8 @@ fn give(result: Res<c_int>) -> c_int {
     })
 }
 
-/// What failed because the descriptor is no socket may be done with a listener after all. The
-/// caller's errno stays.
+/// A call that failed because the descriptor is no socket may succeed with a listener after all.
+/// The caller's errno stays.
 fn inherited(fd: Fd, result: c_int) -> Option<Arc<Listener>> {
     if result >= 0 || sys::errno() != libc::ENOTSOCK {
         return None;
@@ -389,7 +388,7 @@ pub(crate) unsafe extern "C-unwind" fn fcntl(fd: Fd, what: c_int, with: usize) -
     match what {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => return copied(fd, result),
         libc::F_SETFD => listen::inheritance_changed(fd),
-        // Who wants signals about it wants them of urgent data, too. 15 is F_SETOWN_EX.
+        // A request for signals about a socket includes urgent data. 15 is F_SETOWN_EX.
         libc::F_SETOWN | 15 if table::kind(fd) == Kind::Candidate => {
             table::set_kind(fd, Kind::Other);
         }
@@ -444,7 +443,7 @@ pub(crate) unsafe extern "C-unwind" fn ioctl(fd: Fd, what: c_ulong, with: usize)
     }
     let errno = sys::errno();
     if [libc::ENOTTY, libc::EOPNOTSUPP].contains(&errno) && ends::is_toe(fd) && with != 0 {
-        // What waits to be read the kernel of a guest may not count, nor what waits to be sent.
+        // A guest's kernel may not count unread and unsent bytes.
         let count = if what == libc::FIONREAD { ends::unread(fd) } else { 0 };
         // SAFETY: the caller's third argument is a number's address.
         unsafe { *std::ptr::with_exposed_provenance_mut::<c_int>(with) = count };

@@ -1,11 +1,10 @@
 //! connect(): the decision, the exchange of the native socket for one to the host, and the way
 //! back.
 //!
-//! A socket is native until connect(), so whatever is not connected behaves as it always does. When
-//! the host says go, a vsock socket takes its number, and whoever watches it by epoll is told to
-//! watch the new one. The native one stays, hidden: it has the port in the guest's own stack
-//! and the options. If the connection fails it comes back to its number, and can be
-//! connected again, as TCP allows.
+//! A socket is native until connect(), so an unconnected socket behaves as always. When the host
+//! answers "go", a vsock socket takes its number, and its epolls watch the new socket. The native
+//! one stays, hidden: it holds the port in the guest's own stack and the options. If the connection
+//! fails, the native socket returns to its number and can be connected again, as TCP allows.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,8 +19,8 @@ use crate::{address, control, home, note, options, transport};
 
 /// tcpi_state of a socket that is neither connected nor about to be.
 const CLOSED: u8 = 7;
-/// A connect() by TCP of which the program believes that it has ended already is waited for so
-/// long.
+/// How long the library waits for a connect() by TCP that the program believes to have ended
+/// already.
 const RESCUE_MS: c_int = 3_000;
 
 /// A descriptor that is closed unless it was made use of.
@@ -36,7 +35,7 @@ impl Drop for Temporary {
 /// How far a connect() has come.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Progress {
-    /// Nobody has answered yet.
+    /// There is no answer yet.
     Pending,
     /// A signal came before.
     Interrupted,
@@ -99,7 +98,7 @@ pub(crate) fn begin(fd: Fd, name: &Name) -> Option<Res> {
     Some(result)
 }
 
-/// Whether it has never been connected, nor been given an owner who wants signals.
+/// Whether it was never connected, and has no owner for signals.
 fn is_unused(fd: Fd) -> bool {
     let mut info = [0; 8];
     let state = sys::option(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info).map(|_| info[0]);
@@ -107,7 +106,7 @@ fn is_unused(fd: Fd) -> bool {
     state == Ok(CLOSED) && flags & libc::O_ASYNC == 0
 }
 
-/// What a connect() by TOE needs.
+/// The prerequisites of a connect() by TOE.
 struct Prepared {
     /// May be connected to the host.
     socket: Temporary,
@@ -198,7 +197,7 @@ pub(crate) fn timeout_ms(fd: Fd, name: c_int) -> c_int {
     }
 }
 
-/// Waits for a connect(), and says once how it ended.
+/// Waits for a connect(), and returns its end once.
 fn follow(fd: Fd, timeout_ms: c_int) -> Progress {
     loop {
         match transport::wait(fd, timeout_ms) {
@@ -214,8 +213,8 @@ fn follow(fd: Fd, timeout_ms: c_int) -> Progress {
     }
 }
 
-/// What a connection failed with: the kernel knows one errno for all. `None`: nobody is there, and
-/// TCP has to try.
+/// The errno of a failed connection, because the kernel has one errno for all. `None`: there is no
+/// TOE listener, and TCP has to try.
 fn explain(ports: Ports, errno: c_int) -> Option<c_int> {
     match control::ask(Ask::Describe(ports)).map(|answer| answer.code) {
         Some(Code::Failed(known)) => Some(number(known)),
@@ -224,7 +223,7 @@ fn explain(ports: Ports, errno: c_int) -> Option<c_int> {
     }
 }
 
-/// `new` takes the number `fd`. epoll watches a file, not a number, so it has to be told.
+/// `new` takes the number `fd`. epoll watches a file, not a number, so its registration is changed.
 pub(crate) fn exchange(state: &mut State, fd: Fd, new: Fd) {
     let mut watchers = state.watchers.get(&fd).cloned().unwrap_or_default();
     // Those that do not know it any more are forgotten: their number may be another's.
@@ -268,7 +267,7 @@ pub(crate) fn settle(fd: Fd, timeout_ms: c_int) -> Progress {
     }
     let mut state = table::lock();
     let known = state.sockets.get(&fd).cloned();
-    // Another thread may have asked meanwhile: the kernel says it once.
+    // Another thread may have asked meanwhile: the kernel reports it once.
     let Some(socket) = known.filter(|_| table::kind(fd) == Kind::Connecting) else {
         return Progress::Established;
     };
@@ -296,8 +295,8 @@ pub(crate) fn settle(fd: Fd, timeout_ms: c_int) -> Progress {
     }
 }
 
-/// Nobody listens by TOE: TCP has to say how it is. The program thinks that connect() has ended, so
-/// that is waited for a while; afterwards a write says that it must wait, or what is wrong.
+/// There is no listener by TOE, so TCP has to try. The program thinks that connect() has ended, so
+/// the library waits for a while. Afterwards a write reports that it must wait, or the error.
 fn rescue(fd: Fd, family: c_int, to: SocketAddr) -> Progress {
     note!("connect {to}: nobody by TOE, native");
     table::set_kind(fd, Kind::Other);

@@ -1,4 +1,4 @@
-//! The control connection of a process: what it asks its host, and the answers.
+//! The control connection of a process: its requests to the host, and the answers.
 
 use std::mem;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,9 +11,9 @@ use crate::transport;
 
 /// A host that does not answer for so long has none: the daemon answers at once, or is not there.
 const ANSWER_MS: i64 = 5_000;
-/// After a failure nobody is asked for so long.
+/// After a failure the host is not asked for so long.
 const PAUSE_MS: i64 = 1_000;
-/// Nor, where there is no vsock, for so long: each attempt makes the kernel look for a module.
+/// And for so long if there is no vsock, because each attempt makes the kernel look for a module.
 const ABSENT_MS: i64 = 30_000;
 
 /// [`Line`], of all threads.
@@ -31,7 +31,7 @@ pub(crate) struct Line {
 #[derive(Debug)]
 struct Open {
     fd: Hidden,
-    /// What it must be when it is used: its number could be another file's.
+    /// Its identity when it is used: its number could be another file's.
     identity: (u64, u64),
 }
 
@@ -41,7 +41,7 @@ impl Line {
             if table::is_confined() || sys::identity(open.fd.0) == Ok(open.identity) {
                 return Some(open.fd.0);
             }
-            // Somebody has closed it. The number, if it is in use, is not ours to close.
+            // The program has closed it. The number, if it is in use, is not ours to close.
             table::set_kind(open.fd.0, Kind::Unknown);
             self.open = None;
         }
@@ -98,8 +98,8 @@ pub(crate) fn exchange(fd: Fd, asked: Asked) -> Res<Reply> {
     if answer.tag == asked.tag { Ok(answer) } else { Err(libc::EPROTO) }
 }
 
-/// Does something with the control connection of this process. The table must not be locked: who
-/// asks may wait for long.
+/// Does something with the control connection of this process. The table must not be locked,
+/// because the answer may take long.
 fn with_line<T>(does: impl FnOnce(&mut Line) -> T) -> T {
     let line = Arc::clone(table::lock().line.get_or_insert_default());
     let undisturbed = Undisturbed::begin();
@@ -116,16 +116,15 @@ pub(crate) fn leave_behind(line: Shared) {
     }
 }
 
-/// Whether somebody can be asked.
+/// Whether the host can be asked.
 pub(crate) fn is_there() -> bool {
     with_line(|line| line.open().is_some())
 }
 
-/// Asks. `None`: nobody answers.
+/// Asks the host. `None`: there is no answer.
 pub(crate) fn ask(ask: Ask) -> Option<Reply> {
     with_line(|line| {
-        // A connection may have died since it was used: its end says so only to who reads or
-        // writes.
+        // A connection may have died since it was used, which only a read or write shows.
         for _ in 0..2 {
             let fd = line.open()?;
             line.tag = line.tag.wrapping_add(1);

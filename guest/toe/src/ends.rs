@@ -1,5 +1,6 @@
 //! How streams end. The kernel ends a stream in the same way whether its other side has finished or
-//! is lost, so whoever reads an end, or may not write any more, asks the host which of both it was.
+//! is lost. So when a read returns 0 or a write is refused, the library asks the host which of both
+//! it was.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use crate::sys::{self, Fd, Res};
 use crate::table::{self, Kind, Socket};
 use crate::{control, note, transport};
 
-/// More bytes than so many FIONREAD does not count, where the kernel does not count for itself.
+/// FIONREAD counts no more bytes than this, where the kernel does not count.
 const UNREAD_MAX: usize = 256 * 1024;
 
 /// Both addresses of a socket, if the host knows it.
@@ -21,7 +22,7 @@ pub(crate) fn addresses(ports: Ports) -> Option<(SocketAddr, SocketAddr)> {
     control::ask(Ask::Describe(ports)).and_then(|answer| answer.addresses)
 }
 
-/// The TOE socket behind a descriptor. One that nobody has looked at yet is looked at.
+/// The TOE socket behind a descriptor. An unknown descriptor is examined.
 pub(crate) fn socket(fd: Fd) -> Option<Arc<Socket>> {
     match table::kind(fd) {
         Kind::Connecting | Kind::Toe => {
@@ -51,7 +52,7 @@ fn look_at(fd: Fd) -> Option<Arc<Socket>> {
     let answer = control::ask(Ask::Describe(ports));
     let addresses = answer.and_then(|answer| answer.addresses);
     if answer.is_some() && addresses.is_none() {
-        // Somebody's own vsock connection.
+        // A vsock connection of the program's own.
         table::set_kind(fd, Kind::Other);
         return None;
     }
@@ -90,10 +91,10 @@ pub(crate) fn is_silent(fd: Fd) -> bool {
     table::is_deaf(fd) && sys::wait(&[(fd, libc::POLLIN)], 0) == Ok(false)
 }
 
-/// What a read that gave an end, or failed, is to give.
+/// The result of a read that gave an end, or failed.
 pub(crate) fn after_read(fd: Fd, got: ssize_t) -> ssize_t {
     let errno = if got < 0 { sys::errno() } else { 0 };
-    // After shutdown() the kernel calls what was reset "not connected".
+    // After shutdown() the kernel reports a reset as "not connected".
     if table::kind(fd) == Kind::Other || ![0, libc::ENOTCONN, libc::ECONNRESET].contains(&errno) {
         return got;
     }
@@ -115,7 +116,7 @@ pub(crate) fn after_read(fd: Fd, got: ssize_t) -> ssize_t {
     }
 }
 
-/// What a socket whose stream is over has failed with, if nobody was told before.
+/// The error of a socket whose stream is over, if it was not reported before.
 fn failure(fd: Fd, socket: &Socket) -> Option<c_int> {
     if table::was_told(fd) {
         return None;
@@ -142,7 +143,7 @@ pub(crate) fn is_toe(fd: Fd) -> bool {
     }
 }
 
-/// What a write is to give that failed. With `quiet` it raises no SIGPIPE.
+/// The result of a write that failed. With `quiet` it raises no SIGPIPE.
 pub(crate) fn after_write(fd: Fd, sent: ssize_t, quiet: bool) -> ssize_t {
     if sent >= 0 {
         return sent;
@@ -186,8 +187,8 @@ pub(crate) fn error(fd: Fd) -> Res<c_int> {
     Ok(0)
 }
 
-/// shutdown(). In TCP nobody else hears that one side does not want to read any more; in vsock a
-/// host cannot tell it from close(), and would take what is unread for lost.
+/// shutdown(). In TCP it is local that one side no longer wants to read. In vsock a host cannot
+/// tell it from close(), and would take unread bytes for lost.
 pub(crate) fn shutdown(fd: Fd, how: c_int) -> Res {
     if !(libc::SHUT_RD..=libc::SHUT_RDWR).contains(&how) {
         return Err(libc::EINVAL);
@@ -202,14 +203,15 @@ pub(crate) fn shutdown(fd: Fd, how: c_int) -> Res {
         table::deafen(fd);
     }
     match how {
-        // As in TCP what waits to be read still is, and who waits in read() wakes.
+        // As in TCP, unread bytes stay readable, and threads that wait in read() wake.
         libc::SHUT_RD => {
             if let Some(socket) = socket(fd) {
                 control::ask(Ask::Deafen(socket.ports));
             }
             Ok(())
         }
-        // As with close() nothing is lost if nothing is unread, and who waits in read() wakes.
+        // As with close() nothing is lost if nothing is unread, and threads that wait in read()
+        // wake.
         libc::SHUT_RDWR if sys::wait(&[(fd, libc::POLLIN)], 0) == Ok(false) => sys::shut(fd, how),
         _ => sys::shut(fd, libc::SHUT_WR),
     }

@@ -1,6 +1,6 @@
 //! Whether a socket is in the network of the VM itself. Containers of a guest have others, which do
-//! not have the VM's addresses: what they listen at is none of the VM's ports, and what they
-//! connect to they reach, or not, by their own network. Their sockets stay native.
+//! not have the VM's addresses: their listeners do not use the VM's ports, and they connect by
+//! their own network. Their sockets stay native.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -24,7 +24,7 @@ static HOME: AtomicU64 = AtomicU64::new(0);
 static AWAY: AtomicU64 = AtomicU64::new(0);
 static AWAY_UNTIL_MS: AtomicI64 = AtomicI64::new(0);
 
-/// Whether a socket is, in a process whose network is the socket's; `ask` asks the host.
+/// Whether a socket is home, in a process whose network is the socket's; `ask` asks the host.
 pub(crate) fn is_home(fd: Fd, ask: impl Fn(Ask) -> Option<Reply>) -> bool {
     let network = network(fd);
     if network != 0 && network == HOME.load(Ordering::Relaxed) {
@@ -53,8 +53,8 @@ fn network(fd: Fd) -> u64 {
     read.map_or(0, |_| u64::from_ne_bytes(bytes))
 }
 
-/// The VM's first address of a family, which the host tells whoever wants to connect, also to
-/// nowhere.
+/// The VM's first address of a family, which the host puts into every answer to `Connect`, also for
+/// the unspecified address.
 fn own_address(family: c_int, ask: impl Fn(Ask) -> Option<Reply>) -> Option<SocketAddr> {
     let nowhere = SocketAddr::new(address::unspecified(family), 1);
     let ask = ask(Ask::Connect { guest: 0, from: nowhere, to: nowhere, program: Program::NONE })?;

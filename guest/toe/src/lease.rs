@@ -1,10 +1,10 @@
 //! The lease of a listener: the control connection that has asked for it. The host keeps the
-//! listener as long as anybody has that.
+//! listener as long as any process has the lease.
 //!
-//! All processes that have a listener have one lease, however they came by it, and whoever finds it
-//! dead, for the daemon was started anew, puts another in its place for all of them. So
-//! it is no descriptor of theirs, but lies in the queue of a socket that they inherit with the
-//! listener, the *box*, and is gone when the last of them has closed that.
+//! All processes that have a listener have one lease, however they got it. A process that finds it
+//! dead, because the daemon was restarted, replaces it for all of them. So it is no descriptor of
+//! theirs, but lies in the queue of a socket that they inherit with the listener, the *box*, and is
+//! gone when the last of them has closed the box.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -30,7 +30,7 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// One whose box this is.
+    /// The lease with this box.
     pub(crate) const fn of(held_in: Hidden) -> Self {
         Self { held_in, not_before_ms: AtomicI64::new(0) }
     }
@@ -39,7 +39,7 @@ impl Lease {
     pub(crate) fn new(closes_on_exec: bool) -> Res<Self> {
         let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
         let fd = Temporary(sys::new_socket(libc::AF_UNIX, kind, 0)?);
-        // What it sends comes to itself: so it needs a name, which the kernel chooses.
+        // Its messages come to itself, so it needs a name, which the kernel chooses.
         let family = u16::try_from(libc::AF_UNIX).expect("1").to_ne_bytes();
         sys::bind_to(fd.0, &sys::Name::of(&family))?;
         sys::connect_to(fd.0, &sys::name_of(fd.0)?)?;
@@ -48,7 +48,7 @@ impl Lease {
 
     /// Asks for a listener, and wakes `epoll` when the lease has ended.
     pub(crate) fn take(&self, ask: Ask, epoll: Fd) -> Res {
-        // A signal would interrupt the answer, whatever its handler says: there is a limit of time.
+        // A signal would interrupt the answer, whatever its handler does: there is a limit of time.
         let _undisturbed = Undisturbed::begin();
         let line = Temporary(control::connect()?);
         if control::exchange(line.0, Asked { tag: 0, ask })?.code != Code::Done {
@@ -68,8 +68,8 @@ impl Lease {
             self.not_before_ms.store(0, Ordering::Relaxed);
             return;
         }
-        // The last descriptor of what is dead: the epoll forgets it with that. Of all processes
-        // that find it dead at once the one that has taken it out asks.
+        // This is the last descriptor of a dead lease: the epoll forgets it with that. Of all
+        // processes that find it dead at once, the one that has taken it out asks.
         let mut at_once = false;
         while let Ok(dead) = self.look(0) {
             drop(dead);
@@ -92,7 +92,7 @@ impl Lease {
                 let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
                 sys::receive(line.0, &mut [0], flags) == Err(libc::EAGAIN)
             }
-            // Without a descriptor to spare nobody can tell.
+            // Without a spare descriptor it cannot be found out.
             Err(errno) => errno != libc::EAGAIN,
         }
     }

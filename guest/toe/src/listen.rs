@@ -1,10 +1,10 @@
 //! listen() and accept(): the application's descriptor is an epoll of two listeners.
 //!
-//! The native one has the port in the guest's own stack, and takes whoever comes by TCP; the other
-//! takes whom the host connects. An epoll polls as one, is shared by dup() and fork() as a
-//! listener is, and says itself what is in it: a program that has inherited it reads the numbers of
-//! its halves from the kernel. The third thing in it is the `lease`, so that whoever waits wakes
-//! when the host does not know of the listener any more.
+//! The native one holds the port in the guest's own stack, and accepts clients by TCP; the other
+//! accepts the host's connections. An epoll polls as one, is shared by dup() and fork() as a
+//! listener is, and lists its own content: a program that has inherited it reads the numbers of its
+//! halves from the kernel. The third file in it is the `lease`, so that waiting processes wake when
+//! the host no longer knows the listener.
 
 use std::fs;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::sys::{self, Fd, Name, Res};
 use crate::table::{self, Hidden, Kind, Socket};
 use crate::{address, connect, control, ends, home, note, options, transport};
 
-/// What the halves are registered with, beside which one it is.
+/// The registration of the halves, with the number of the half.
 const MAGIC: u64 = 0x6e70_746f_6500_0000;
 const NATIVE: u64 = MAGIC + 1;
 const TOE: u64 = MAGIC + 2;
@@ -32,7 +32,7 @@ pub(crate) struct Listener {
     pub(crate) native: Hidden,
     toe: Hidden,
     lease: Lease,
-    /// Whose turn it is.
+    /// The half whose turn it is.
     toe_first: AtomicBool,
 }
 
@@ -43,7 +43,7 @@ fn ask_for(native: Fd, toe: Fd) -> Res<Ask> {
     Ok(Ask::Listen { guest, at: at.ok_or(libc::EAFNOSUPPORT)?, v4: !only_v6 })
 }
 
-/// What of a half wakes who waits for the listener: of a lease only its end, once.
+/// The events of a half that wake waiting processes: of a lease only its end, once.
 pub(crate) fn interest(what: u64) -> epoll_event {
     let events = match what {
         LEASE => libc::EPOLLET,
@@ -106,8 +106,8 @@ pub(crate) fn of(fd: Fd) -> Option<Arc<Listener>> {
     if table::kind(fd) == Kind::Listener { table::lock().listeners.get(&fd).cloned() } else { None }
 }
 
-/// What is no socket, and is asked what only a socket knows, may be a listener that another program
-/// has left to this one.
+/// A descriptor that is no socket, and is asked what only a socket knows, may be a listener that
+/// another program has left to this one.
 pub(crate) fn adopt(fd: Fd) -> Option<Arc<Listener>> {
     if !table::is_ours() || !matches!(table::kind(fd), Kind::Unknown | Kind::Other) {
         return None;
@@ -168,7 +168,7 @@ impl Listener {
                 };
                 match accepted {
                     Err(libc::EAGAIN) => {}
-                    // vsock says so even if it does not block.
+                    // vsock reports it even if the socket does not block.
                     Err(libc::EINTR) => interrupted = true,
                     accepted => return accepted,
                 }
@@ -205,7 +205,7 @@ impl Listener {
             let ports = transport::ports(fd);
             let known = ports.and_then(ends::addresses);
             let Some((ports, (own, other))) = ports.zip(known) else {
-                // Nobody whom the host knows.
+                // The host does not know this client.
                 sys::close_fd(fd);
                 continue;
             };

@@ -1,6 +1,6 @@
-//! Options of TOE sockets. What means something to vsock is the kernel's; what means something to
-//! TCP and IP only is kept by a native socket that is not connected, so that the kernel judges it,
-//! and gives it back, as it does for every socket.
+//! Options of TOE sockets. The kernel keeps options that mean something to vsock. A native socket
+//! that is not connected keeps those that mean something to TCP and IP only, so that the kernel
+//! judges them, and gives them back, as it does for every socket.
 
 use std::sync::PoisonError;
 
@@ -19,7 +19,7 @@ pub(crate) type Options = Vec<(c_int, c_int, Vec<u8>)>;
 const BYTES_MAX: usize = 4096;
 const OPTIONS_MAX: usize = 64;
 
-/// What vsock does as TCP does. The second numbers are those of a time of 64 bits.
+/// Options that vsock implements as TCP does. The second numbers are those of a time of 64 bits.
 const OF_THE_KERNEL: [c_int; 6] =
     [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, 66, 67, libc::SO_LINGER, libc::SO_RCVLOWAT];
 
@@ -27,8 +27,8 @@ const OF_THE_KERNEL: [c_int; 6] =
 const CONNECTING: u8 = 2;
 const CLOSED: u8 = 7;
 
-/// What of a socket's options the kernel has to do for the one that takes its place, or comes from
-/// it.
+/// Copies the options that the kernel must apply to the socket that replaces this one, or comes
+/// from it.
 pub(crate) fn carry_over(from: Fd, to: Fd) {
     for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, libc::SO_LINGER, libc::SO_RCVLOWAT] {
         let mut bytes = [0; 16];

@@ -1,5 +1,5 @@
-//! System calls: libc's own functions behind the ones that are interposed, and what is made of them
-//! without a pointer.
+//! System calls: libc's own functions behind the interposed ones, and safe functions without
+//! pointers on top of them.
 //!
 //! The functions of [`real!`] are found by `dlsym(RTLD_NEXT)` and not called as system calls, so
 //! that another preloaded library still sees them and a thread can be cancelled in them. Before
@@ -113,12 +113,12 @@ real! {
         SYS_epoll_ctl(epoll, what, fd, event);
 }
 
-/// What the last call failed with.
+/// The errno of the last call.
 pub(crate) fn errno() -> c_int {
     io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
 }
 
-/// Makes it what this thread's last call failed with.
+/// Sets the errno of this thread's last call.
 pub(crate) fn set_errno(errno: c_int) {
     // SAFETY: the address of this thread's own.
     unsafe { *libc::__errno_location() = errno };
@@ -149,7 +149,7 @@ impl Name {
         &self.bytes[..self.len]
     }
 
-    /// Whether it is of no family: who connects to that wants to be connected no more.
+    /// Whether it is of no family: a connect() to it ends the connection.
     pub(crate) fn is_none(&self) -> bool {
         self.bytes().starts_with(&[0, 0])
     }
@@ -207,7 +207,7 @@ pub(crate) fn new_socket(domain: c_int, kind: c_int, protocol: c_int) -> Res<Fd>
     check(unsafe { socket(domain, kind, protocol) })
 }
 
-/// close(). Whether it fails is nobody's concern.
+/// close(). Its errors are ignored.
 pub(crate) fn close_fd(fd: Fd) {
     // SAFETY: no pointers; who calls owns the descriptor.
     unsafe { close(fd) };
@@ -292,7 +292,7 @@ pub(crate) fn shut(fd: Fd, how: c_int) -> Res {
     check(unsafe { shutdown(fd, how) }).map(drop)
 }
 
-/// fcntl() of what takes a number.
+/// fcntl() with a number.
 pub(crate) fn control(fd: Fd, what: c_int, with: c_int) -> Res<c_int> {
     let with = usize::try_from(with).map_err(|_| libc::EINVAL)?;
     // SAFETY: callers ask for nothing that is a pointer.
@@ -448,8 +448,7 @@ pub(crate) fn pid() -> c_int {
     unsafe { libc::getpid() }
 }
 
-/// What this thread is called, with its terminator; of the first one of a program that is what the
-/// program is called.
+/// The name of this thread, with its terminator; that of a program's first thread is the program's.
 pub(crate) fn thread_name() -> [u8; 16] {
     let mut name = [0; 16];
     // SAFETY: it writes 16 bytes (`TASK_COMM_LEN`), which are there.
@@ -490,8 +489,8 @@ unsafe extern "C" {
     fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
 }
 
-/// While it lives no signal handler runs in this thread and it is not cancelled: what holds the
-/// lock of the provider can be called by no handler, and gives it back.
+/// While it lives no signal handler runs in this thread and it is not cancelled. So no handler is
+/// called by the holder of the provider's lock, and the lock is given back.
 pub(crate) struct Undisturbed {
     mask: libc::sigset_t,
     cancel: c_int,
@@ -523,7 +522,7 @@ impl Drop for Undisturbed {
     }
 }
 
-/// What is called around every fork().
+/// The functions that are called around every fork().
 pub(crate) fn at_fork(before: extern "C" fn(), parent: extern "C" fn(), child: extern "C" fn()) {
     // SAFETY: the functions stay where they are: this library is never unloaded.
     unsafe { libc::pthread_atfork(Some(before), Some(parent), Some(child)) };

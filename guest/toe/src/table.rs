@@ -1,10 +1,10 @@
-//! What this process knows of its descriptors.
+//! The library's knowledge of this process's descriptors.
 //!
 //! A *hint* is a byte per number. Reading and writing look at it and nothing else. It may be stale,
-//! for a descriptor can be closed behind the provider's back (fclose(), io_uring), so where being
-//! wrong would matter the kernel is asked again. Behind the lock is what cannot be asked of
-//! the kernel: the native socket that a TOE socket has taken the place of, a listener's two halves,
-//! who watches a socket that is not connected yet.
+//! because a descriptor can be closed behind the provider's back (fclose(), io_uring), so where an
+//! error would matter the kernel is asked again. Behind the lock is the state that the kernel does
+//! not know: the native socket that a TOE socket has replaced, a listener's two halves, the epolls
+//! of a socket that is not connected yet.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -20,16 +20,16 @@ use crate::listen::Listener;
 use crate::options::Options;
 use crate::sys::{self, Fd, Undisturbed};
 
-/// What a descriptor is.
+/// The kind of a descriptor.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Kind {
-    /// Nobody has looked yet: it was there before this program, or came from another process.
+    /// It was not examined yet: it was there before this program, or came from another process.
     Unknown,
     /// Nothing of ours.
     Other,
     /// A TCP socket of this process that is not connected and does not listen.
     Candidate,
-    /// A TOE socket whose connect() has not come to its end.
+    /// A TOE socket whose connect() has not ended.
     Connecting,
     /// A TOE socket.
     Toe,
@@ -40,10 +40,10 @@ pub(crate) enum Kind {
 }
 
 /// Numbers from here on are none of ours: Linux gives no process so many unless its limit
-/// (`fs.nr_open`) is raised. Pages of hints that nobody touches cost nothing.
+/// (`fs.nr_open`) is raised. Untouched pages of hints cost nothing.
 const HINTS: usize = 1 << 20;
 const KIND: u8 = 7;
-/// An error that ended it was shown: what follows is an end of file.
+/// An error that ended it was reported: later reads get an end of file.
 const TOLD: u8 = 8;
 /// shutdown(SHUT_RD): nothing is waited for any more.
 const DEAF: u8 = 16;
@@ -54,7 +54,8 @@ static HIGHEST: AtomicI32 = AtomicI32::new(-1);
 static ENABLED: AtomicBool = AtomicBool::new(false);
 /// The process that the table is about: a child of vfork() has this memory, and other descriptors.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
-/// It has confined itself (seccomp): what it does not call itself it may not be allowed to.
+/// The process has confined itself (seccomp): it may not be allowed calls that it does not make
+/// itself.
 static CONFINED: AtomicBool = AtomicBool::new(false);
 static STATE: Mutex<State> = Mutex::new(State {
     sockets: BTreeMap::new(),
@@ -70,7 +71,7 @@ pub(crate) struct Hidden(pub(crate) Fd);
 impl Hidden {
     /// A second number for the same file, out of the way of the application's.
     pub(crate) fn of(fd: Fd, closes_on_exec: bool) -> sys::Res<Self> {
-        // Above what select() can take, if there is room.
+        // Above the numbers that select() takes, if there is room.
         let max = sys::descriptors_max();
         let from = if max > 2048 { 1024 } else { max - max / 8 };
         let what = if closes_on_exec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
@@ -89,7 +90,7 @@ impl Hidden {
 
 impl Drop for Hidden {
     fn drop(&mut self) {
-        // If it was closed behind our back, the number is somebody else's by now.
+        // If it was closed behind our back, the number is another file's by now.
         if kind(self.0) == Kind::Hidden {
             set_kind(self.0, Kind::Unknown);
             sys::close_fd(self.0);
@@ -100,13 +101,13 @@ impl Drop for Hidden {
 /// A TOE socket, with all descriptors of this process for it.
 #[derive(Debug)]
 pub(crate) struct Socket {
-    /// AF_INET or AF_INET6: what the application believes it to be.
+    /// AF_INET or AF_INET6: the application's view of it.
     pub(crate) family: c_int,
-    /// How the host knows it. The kernel says so too, but not after shutdown().
+    /// The host's name of it. The kernel knows it too, but not after shutdown().
     pub(crate) ports: Ports,
     /// Where its connect() went. `None` if it was accepted.
     pub(crate) to: Option<SocketAddr>,
-    /// Its own address and the other side's, once the host has said so.
+    /// Its own address and the other side's, once the host has told them.
     pub(crate) addresses: OnceLock<(SocketAddr, SocketAddr)>,
     /// The native socket that it took the place of. It has the port in the guest's own stack and
     /// keeps all options that mean nothing to vsock.
@@ -128,14 +129,14 @@ impl Socket {
 pub(crate) struct State {
     pub(crate) sockets: BTreeMap<Fd, Arc<Socket>>,
     pub(crate) listeners: BTreeMap<Fd, Arc<Listener>>,
-    /// Who has registered a socket that may be replaced: epoll's descriptor and what it was told.
+    /// The epolls with a socket that may be replaced: epoll's descriptor and its event.
     pub(crate) watchers: BTreeMap<Fd, BTreeMap<Fd, epoll_event>>,
-    /// The control connection, behind a lock of its own: who asks the host waits for its answer,
-    /// and holds up nobody but who asks, too.
+    /// The control connection, behind a lock of its own: a thread that asks the host waits for its
+    /// answer, and delays only others that ask, too.
     pub(crate) line: Option<Shared>,
 }
 
-/// [`State`], and nothing disturbs who has it.
+/// [`State`], whose holder is not disturbed.
 pub(crate) struct Locked {
     state: MutexGuard<'static, State>,
     _undisturbed: Undisturbed,
@@ -179,7 +180,7 @@ pub(crate) fn confine() {
     CONFINED.store(true, Ordering::Relaxed);
 }
 
-/// Whether it has. Then only such calls are made as it makes itself, on what is open already.
+/// Whether it has. Then only calls are made that it makes itself, on open descriptors.
 pub(crate) fn is_confined() -> bool {
     CONFINED.load(Ordering::Relaxed)
 }
@@ -188,7 +189,7 @@ fn hint(fd: Fd) -> Option<&'static AtomicU8> {
     usize::try_from(fd).ok().and_then(|fd| HINT.get(fd))
 }
 
-/// What a descriptor is, as far as is known.
+/// The kind of a descriptor, as far as is known.
 #[inline]
 pub(crate) fn kind(fd: Fd) -> Kind {
     if !ENABLED.load(Ordering::Relaxed) {
@@ -251,7 +252,7 @@ pub(crate) fn deafen(fd: Fd) {
     mark(fd, DEAF);
 }
 
-/// The number is free, or another file's: what was known of it goes. Cheap for what is not ours.
+/// The number is free, or another file's: forgets its state. Cheap for other descriptors.
 pub(crate) fn forget(fd: Fd) {
     match kind(fd) {
         Kind::Unknown => {}
@@ -304,7 +305,8 @@ pub(crate) fn copied(from: Fd, to: Fd) {
     HIGHEST.fetch_max(to, Ordering::Relaxed);
 }
 
-/// The application closes all of these. What stays in that range, in order, is the provider's own.
+/// The application closes all of these. Returns those in that range, in order, that are the
+/// provider's own.
 pub(crate) fn forget_range(first: Fd, last: Fd) -> Vec<Fd> {
     let last = last.min(HIGHEST.load(Ordering::Relaxed));
     let mut state = lock();

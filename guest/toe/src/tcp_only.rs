@@ -2,8 +2,9 @@
 
 use libc::{IPPROTO_IP, IPPROTO_TCP, SOL_SOCKET, c_int};
 
-/// Whoever wants one of these wants TCP, or a special one: the socket stays native. Urgent data
-/// (SO_OOBINLINE), signed segments, sockets that are moved, bound to a device, sent without copies.
+/// A program that sets one of these needs TCP, or a special kind of it: the socket stays native.
+/// Urgent data (SO_OOBINLINE), signed segments, sockets that are moved, bound to a device, sent
+/// without copies.
 pub(crate) const TCP_ONLY: [(c_int, c_int); 15] = [
     (SOL_SOCKET, libc::SO_OOBINLINE),
     (SOL_SOCKET, libc::SO_BINDTODEVICE),

@@ -1,5 +1,5 @@
-//! The way to the host: vsock, and in builds with assertions UNIX sockets that a test plays the
-//! host with.
+//! The way to the host: vsock, and in builds with assertions UNIX sockets, with which a test plays
+//! the host.
 
 #[cfg(debug_assertions)]
 #[path = "transport/fake.rs"] // The launcher has this file, too.
@@ -50,7 +50,7 @@ pub(crate) fn socket() -> Res<Fd> {
     sys::new_socket(AF_VSOCK, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0)
 }
 
-/// Takes a port of its own for a socket, and says which.
+/// Takes a port of its own for a socket, and returns it.
 pub(crate) fn take_port(fd: Fd) -> Res<u32> {
     #[cfg(debug_assertions)]
     if fake::is_in_use() {
@@ -80,7 +80,8 @@ pub(crate) fn call(fd: Fd, port: u32) -> Res {
 }
 
 /// Lets the kernel wait for the host as long as the host waits for the other side, and take as much
-/// as a host has under way. Before connect() or listen(), for a host resets what gets smaller.
+/// as a host has under way. Call it before connect() or listen(), because a host resets a
+/// connection whose buffer shrinks.
 pub(crate) fn prepare(fd: Fd) {
     let wait = [PATIENCE_S, 0].map(i64::to_ne_bytes).concat();
     let room = TOE_WINDOW_MAX.to_ne_bytes();
@@ -116,7 +117,7 @@ pub(crate) fn ports(fd: Fd) -> Option<Ports> {
 pub(crate) fn wait(fd: Fd, timeout_ms: c_int) -> Res<bool> {
     #[cfg(debug_assertions)]
     if fake::is_in_use() {
-        // A UNIX socket polls as connected at once, so who looks has to wait.
+        // A UNIX socket polls as connected at once, so this has to wait.
         return sys::wait(&[(fd, libc::POLLIN)], fake::PATIENCE_MS);
     }
     sys::wait(&[(fd, libc::POLLOUT)], timeout_ms)
@@ -129,8 +130,7 @@ pub(crate) fn outcome(fd: Fd) -> Res {
         return fake::outcome(fd);
     }
     match sys::number(fd, libc::SOL_SOCKET, libc::SO_ERROR)? {
-        // The error may have been told to somebody else; a socket that is not connected has no
-        // peer.
+        // The error may have been reported before; a socket that is not connected has no peer.
         0 => sys::peer_of(fd).map(drop),
         errno => Err(errno),
     }

@@ -1,4 +1,4 @@
-//! Listeners: who is let in, who waits, who has it.
+//! Listeners: which clients are accepted, which wait, and which process gets them.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};

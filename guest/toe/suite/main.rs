@@ -1,6 +1,6 @@
-//! Does with sockets what programs do, and prints what it sees, a line each. Run on TCP and through
-//! the virtual TOE it prints the same: `nightporter-toe-suite ADDRESS UNREACHABLE [SECTION]`, both
-//! IPv4, the first of this machine itself.
+//! Uses sockets as programs do, and prints the results, a line each. The output is the same on TCP
+//! and through the virtual TOE: `nightporter-toe-suite ADDRESS UNREACHABLE [SECTION]`, both IPv4,
+//! the first of this machine itself.
 
 mod ends;
 mod fork;
@@ -44,7 +44,7 @@ impl Place {
         TcpListener::bind((self.ip, 0)).expect("a listener")
     }
 
-    /// An address where nobody listens, nor has.
+    /// An address that never had a listener.
     pub(crate) fn free(&self) -> SocketAddr {
         let fd = bare(SockFlag::empty());
         let any = SockaddrStorage::from(SocketAddr::new(self.ip, 0));
@@ -52,7 +52,7 @@ impl Place {
         told(TcpListener::from(fd).local_addr()).expect("its address")
     }
 
-    /// A connection: who has connected, and who has accepted.
+    /// A connection: the end that connected, and the end that accepted.
     pub(crate) fn pair(&self) -> (TcpStream, TcpStream) {
         let listener = self.listener();
         let address = listener.local_addr().expect("its address");
@@ -66,7 +66,7 @@ pub(crate) fn says(what: &str, how: impl std::fmt::Debug) {
     println!("{what}: {how:?}");
 }
 
-/// What a call gave, errors by name.
+/// The result of a call, errors by name.
 pub(crate) fn told<T>(result: std::io::Result<T>) -> Result<T, Errno> {
     result.map_err(|e| Errno::from_raw(e.raw_os_error().unwrap_or(0)))
 }

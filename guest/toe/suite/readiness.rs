@@ -1,4 +1,4 @@
-//! Who waits for what: epoll before connect(), poll, connections that are not made yet.
+//! Readiness: epoll before connect(), poll, connections that are not established yet.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};

@@ -1,4 +1,4 @@
-//! Signals: what they interrupt, and what goes on.
+//! Signals: which calls they interrupt, and which go on.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

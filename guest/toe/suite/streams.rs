@@ -1,4 +1,4 @@
-//! Data: both ways, by every call that moves it, with every option that is asked for.
+//! Data: both ways, by every call that moves it, with every option.
 
 use std::io::{IoSlice, IoSliceMut, Read, Seek, SeekFrom, Write};
 use std::net::{Shutdown, TcpStream};

@@ -1,4 +1,4 @@
-//! Which bottlenecks, and who sends over them.
+//! The bottlenecks, and their senders.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use clap::ValueEnum;
 
 use crate::link::Shape;
 
-/// Who sends.
+/// A sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Who {
     /// Linux with `cubic`, as it comes: windows leave in bursts.
@@ -19,7 +19,7 @@ pub(super) enum Who {
     Nightporter,
 }
 
-/// Who sends at the same time, each to the near or (`true`) the far address of the remote.
+/// The senders at the same time, each to the near or (`true`) the far address of the remote.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Arm {
     pub(super) name: String,
@@ -29,7 +29,7 @@ pub(super) struct Arm {
 /// A kind of cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Which {
-    /// One flow alone: goodput, and what it makes of losses.
+    /// One flow alone: its goodput, and its reaction to losses.
     Alone,
     /// One flow of ours beside flows of Linux: fairness.
     Beside,
@@ -105,7 +105,7 @@ impl Cell {
         }
     }
 
-    /// One flow of ours, or of Linux, beside so many of Linux.
+    /// One flow of ours, or of Linux, with so many of Linux.
     #[must_use]
     pub fn beside(rate: u64, round_trip: u64, queue: f64, others: usize, seconds: u64) -> Self {
         let arm = |name: &str, who| {
@@ -136,7 +136,7 @@ impl Cell {
         Self { which, far: FAR, arms, ..Self::alone(rate, round_trip, queue, 0.0, seconds) }
     }
 
-    /// All there are of these kinds, up to this rate in Mbit/s, and beside so many others.
+    /// All cells of these kinds, up to this rate in Mbit/s, and with so many others.
     #[must_use]
     pub fn all(which: &[Which], rate_most: u64, others: &[usize]) -> Vec<Self> {
         let alone = ALONE.iter().filter(|(rate, ..)| *rate <= rate_most);
@@ -149,7 +149,7 @@ impl Cell {
         all
     }
 
-    /// What the line does.
+    /// The behaviour of the line.
     #[must_use]
     pub(super) fn shape(&self) -> Shape {
         let least = Duration::from_nanos(QUEUE_LEAST_BITS * 1_000_000_000 / self.rate);

@@ -20,7 +20,7 @@ const READ_LIMIT: Duration = Duration::from_millis(20);
 /// Linux paces a connection whose rate is bounded, also if the bound is far away: bytes per second.
 const PACED: u32 = 2_000_000_000;
 
-/// What a reader got.
+/// The bytes of a reader.
 #[derive(Debug, Clone)]
 pub(super) struct Received {
     pub(super) sender: SocketAddrV4,

@@ -10,9 +10,9 @@
 //! ```
 //!
 //! Both senders are the same program ([`nightporter_guest::data::pour`]) with the same send buffer.
-//! The guest is user-mode Linux, whose routes flood: what the remote sees of it is the host's
-//! congestion control. The Linux beside it is the lab's own kernel with `cubic`, in a namespace.
-//! Arms of a cell are run in turn, round by round. [`cells`] says which there are.
+//! The guest is user-mode Linux, whose routes flood, so the remote sees the host's congestion
+//! control. The Linux beside it is the lab's own kernel with `cubic`, in a namespace. The arms of a
+//! cell alternate, round by round. [`cells`] lists them.
 
 mod cells;
 mod flows;
@@ -43,7 +43,7 @@ pub use cells::{Cell, Which};
 use flows::{Received, Server};
 use report::{ArmReport, CellReport, Report};
 
-/// What to compare.
+/// The comparisons.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// One after the other, each in a world of its own.
@@ -61,7 +61,8 @@ const BARE: u8 = 3;
 
 /// Largest send and receive buffers on all sides, bytes: no cell's window meets them.
 const BUFFERS: &str = "4096 131072 33554432";
-/// What TCP may hold in a guest, pages: its default is for its memory and may be less than that.
+/// The pages that TCP may hold in a guest: its default depends on its memory and may be less than
+/// that.
 const GUEST_TCP_PAGES: &str = "16384 16384 16384";
 
 /// Below the line's thread.
@@ -79,8 +80,8 @@ pub fn run(options: &Options) -> Result<bool> {
     process::die_cleanly_on_signals()?;
     let _awake = Awake::hold();
     let image = Image::for_uml()?;
-    // Linux answers an ACK within the line's thread; daemon and guest shall not wait for whatever
-    // else runs on this machine. Children inherit it.
+    // Linux answers an ACK within the line's thread; daemon and guest must not wait for other load
+    // of this machine. Children inherit the priority.
     sys::set_fifo(0, PRIORITY).context("SCHED_FIFO")?;
     let mut progress = Progress::start();
     let mut cells = Vec::new();

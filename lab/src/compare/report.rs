@@ -1,4 +1,4 @@
-//! What a comparison found: a table, what had to be shown, and `result.json`.
+//! The result of a comparison: a table, the verdicts, and `result.json`.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -225,7 +225,7 @@ impl CellReport {
         }
     }
 
-    /// What a cell found, when it is done.
+    /// The result of a cell, when it is done.
     pub(super) fn line(&self) -> String {
         let (kept, all, late) = (self.verdict(), self.goodput, self.steady.ratio);
         let mut out = format!(
@@ -283,7 +283,7 @@ impl Report {
         out
     }
 
-    /// Whether all cells showed what they had to.
+    /// Whether all cells met their conditions.
     pub(super) fn kept(&self) -> bool {
         self.cells.iter().all(|cell| cell.ok)
     }

@@ -1,4 +1,4 @@
-//! The transfers of a case: rounds of one for each path and size, and what is kept of each.
+//! The transfers of a case: rounds of one for each path and size, and their records.
 
 use std::time::{Duration, Instant};
 
@@ -27,14 +27,14 @@ const FAILURES_MAX: usize = 10;
 /// The golden section's fractional part.
 pub(crate) const GOLDEN: f64 = 0.618_033_988_749_895;
 
-/// What a case's transfers were.
+/// The transfers of a case.
 #[derive(Debug, Default)]
 pub(super) struct Measured {
     /// One way at a time.
     pub(super) cells: Vec<Cell>,
     /// Both ways at once: two of each path.
     pub(super) both: Vec<Cell>,
-    /// What went wrong over each path of downloads.
+    /// Complaints over each path of downloads.
     pub(super) troubles: Vec<Trouble>,
 }
 
@@ -258,7 +258,7 @@ impl Lab {
         self.world.daemon.as_mut().map_or(Ok(()), |daemon| daemon.check_alive())
     }
 
-    /// Notes what has gone wrong since the last time, over this path.
+    /// Notes new complaints since the last time, over this path.
     fn note(&mut self, path: NetPath, troubles: &mut Vec<Trouble>) -> Result<()> {
         let now = self.world.complaints(usize::from(RECEIVER))?;
         let before = std::mem::replace(&mut self.complaints, now);

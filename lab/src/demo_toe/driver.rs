@@ -1,9 +1,9 @@
-//! An end of connections by the TOE without a guest: this program is the VMM and the driver of a
-//! socket device. So what is timed is the way between two daemons, with what a driver cannot leave
-//! out. It does what [`nightporter_guest::peer::Peer`] does, as far as transfers need it.
+//! An end of TOE connections without a guest: this program is the VMM and the driver of a socket
+//! device. So the timed part is the way between two daemons, with the work that a driver cannot
+//! leave out. It does the work of [`nightporter_guest::peer::Peer`], as far as transfers need it.
 //!
-//! What is sent lies in the shared memory before it is timed, and what comes stays where the device
-//! has put it until it is checked: nothing is copied here.
+//! Data to send lies in the shared memory before the timed part, and received data stays where the
+//! device has put it until it is checked: nothing is copied here.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -34,7 +34,7 @@ const PACKET: usize = 64 << 10;
 /// Chains to the device, of two buffers each, and from it, of one each.
 const CHAINS_TO_DEVICE: u16 = SIZE / 2;
 const CHAINS_FROM_DEVICE: u16 = SIZE / 2;
-/// What its sockets have room for, and when it says that they have read.
+/// The room of its sockets, and after how much it reports reading.
 const BUFFER: u32 = 4 << 20;
 const TOLD_AFTER: u32 = 256 << 10;
 /// The ring to the driver, the one from it, headers with short payloads to the device, what is
@@ -78,7 +78,7 @@ impl Socket {
     }
 }
 
-/// What the payload of a packet is.
+/// The payload of a packet.
 #[derive(Debug, Clone, Copy)]
 enum Payload<'a> {
     /// A few bytes, which are copied.
@@ -95,7 +95,7 @@ pub(super) struct Driver {
     to_device: Ring,
     kicks: [EventFd; 2],
     calls: [EventFd; 2],
-    /// Buffers of nobody, and those that the device has, in its order.
+    /// Free buffers, and those that the device has, in its order.
     free: Vec<usize>,
     offered: VecDeque<usize>,
     /// Those with what has come for the connection, and how much of it.
@@ -157,7 +157,7 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Does what is asked, however long it takes.
+    /// Executes a command, however long it takes.
     pub(super) fn obey(&mut self, ask: Ask) -> Told {
         let told = self.work(ask).with_context(|| format!("a driver was to {ask:?}"));
         told.unwrap_or_else(|error| Told::Failed { errno: 0, error: format!("{error:#}") })
@@ -310,7 +310,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Whether what has come begins with what this seed makes.
+    /// Whether the received bytes begin with those of this seed.
     fn is_whole(&mut self, seed: u64) -> bool {
         self.source.reach(seed, self.prepared);
         let mut rest = self.source.piece(seed, self.prepared);
@@ -392,7 +392,7 @@ impl Driver {
         }
     }
 
-    /// Lets the device see what was sent.
+    /// Shows the device the bytes that were sent.
     fn show(&mut self) -> Result<()> {
         if self.to_device.show(&self.memory) {
             self.kicks[1].write(1).context("kicking the daemon")?;
@@ -413,7 +413,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Takes what the device has done; whether that was anything.
+    /// Takes the device's completions; returns whether there were any.
     fn step(&mut self) -> Result<bool> {
         let mut has_moved = false;
         while self.to_device.poll(&self.memory).is_some() {

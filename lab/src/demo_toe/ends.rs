@@ -1,4 +1,4 @@
-//! Who sends and receives: a program in a guest, or a thread on a host.
+//! Sender and receiver: a program in a guest, or a thread on a host.
 
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -22,7 +22,7 @@ pub(super) trait End {
     /// Waits for the answer.
     fn hear(&mut self) -> Result<Told>;
 
-    /// What it has had of its core so far.
+    /// Its core time so far.
     fn cpu(&self) -> Result<Duration>;
 
     /// Asks, and waits.

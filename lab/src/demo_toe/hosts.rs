@@ -12,10 +12,10 @@ use crate::image::Image;
 use crate::peer::Sockets;
 use crate::vmm::{Places, Vmm};
 
-/// Whose host is which: three guests, and the VMs of two drivers without guests.
+/// The host of each: three guests, and the VMs of two drivers without guests.
 const HOST_OF: [usize; 5] = [0, 0, 1, 0, 1];
 const DRIVERS: [usize; 2] = [3, 4];
-/// Each of its two programs has what it sends and what it has got.
+/// Each of its two programs holds its data to send and its received data.
 const GUEST_MEMORY_MIB: u32 = 512;
 
 /// Both hosts and their guests, with programs that send and receive on each.

@@ -1,4 +1,4 @@
-//! What was measured, and what it had to show.
+//! The measurements, and the verdicts.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -50,7 +50,7 @@ enum Number {
     Cpu,
 }
 
-/// What is wanted of a ratio.
+/// The wanted bound of a ratio.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Wanted {
@@ -65,7 +65,7 @@ struct Must {
     path: Path,
     over: Path,
     wanted: Wanted,
-    /// What the VTOE paper has, over InfiniBand.
+    /// The VTOE paper's value, over InfiniBand.
     paper: Option<&'static str>,
 }
 
@@ -122,7 +122,7 @@ struct Check {
     verdict: Verdict,
 }
 
-/// All rows, and what they had to show.
+/// All rows, and their conditions.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
     rows: Vec<Row>,

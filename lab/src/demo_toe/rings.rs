@@ -1,6 +1,6 @@
 //! A driver's side of two rings of a socket device, one each way (virtio 1.2 section 2.7), and the
-//! memory that it shares with the device. The device runs in another process: whoever shows it
-//! something and then reads what it wishes, or the other way round, has a full fence between.
+//! memory that it shares with the device. The device runs in another process, so there is a full
+//! fence between showing it something and reading its wishes, and the other way round.
 
 use std::fs::File;
 use std::sync::atomic::{Ordering, fence};
@@ -107,7 +107,7 @@ impl Ring {
         self.offered = self.offered.wrapping_add(1);
     }
 
-    /// Shows the device what was offered. Whether it wants to be kicked.
+    /// Shows the device the new buffers. Returns whether it wants a kick.
     pub(super) fn show(&mut self, memory: &Memory) -> bool {
         if self.offered == self.shown {
             return false;
@@ -129,7 +129,7 @@ impl Ring {
         Some(memory.u32(at + 4) as usize)
     }
 
-    /// Asks to be told of the next chain that is used. `false`: there is one already.
+    /// Asks for a notification of the next used chain. `false`: there is one already.
     pub(super) fn ask(&self, memory: &Memory) -> bool {
         memory.set_u16(self.at + AVAILABLE + 4 + 2 * usize::from(SIZE), self.used);
         fence(Ordering::SeqCst);

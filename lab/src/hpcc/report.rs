@@ -1,4 +1,4 @@
-//! What runs of the HPC Challenge said.
+//! The results of runs of the HPC Challenge.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -13,16 +13,15 @@ use crate::report::stats::{Ratio, round3};
 /// A number of hpcc's summary.
 #[derive(Debug)]
 struct Metric {
-    /// What it is called there.
+    /// Its name there.
     name: &'static str,
     /// For people.
     text: &'static str,
-    /// Its unit here, and what its number there is multiplied by.
+    /// Its unit here, and the factor for its number there.
     unit: (&'static str, f64),
     /// More of it is better.
     is_rate: bool,
-    /// By how much the TOE was better than the overlay in the VTOE paper (its figures 5 and 6 and
-    /// what it says of them).
+    /// The TOE's gain over the overlay in the VTOE paper (its figures 5 and 6 and their text).
     paper: &'static str,
 }
 
@@ -93,7 +92,7 @@ impl Run {
         };
         ensure!(number("Success")? == 1.0, "hpcc has failed: {text}");
         ensure!(number("CommWorldProcs")? == guests as f64, "not all processes took part");
-        // It lets one in a hundred updates be lost; nobody loses any here.
+        // It lets one in a hundred updates be lost; none may be lost here.
         ensure!(number("MPIRandomAccess_Errors")? == 0.0, "MPIRandomAccess has lost updates");
         let failed = text.lines().find(|line| line.contains("FAILED") && !line.contains(" 0 "));
         ensure!(failed.is_none(), "hpcc has failed: {failed:?}");
@@ -220,7 +219,7 @@ fn median_of(samples: &[(f64, f64)]) -> (f64, f64) {
 mod tests {
     use super::*;
 
-    /// What hpcc writes, if each number is this one.
+    /// The output of hpcc, if each number is this one.
     fn said(number: f64, errors: u32) -> String {
         let mut text = format!(
             "Begin of Summary section.\nSuccess=1\nCommWorldProcs=2\n\

@@ -1,5 +1,5 @@
-//! What a bad path does to IPv4 packets on their way to the remote, beside losing some of them: it
-//! marks (RFC 3168), and it refuses what is too long for it and says so (RFC 1191).
+//! A bad path's treatment of IPv4 packets on their way to the remote, besides losses: it marks them
+//! (RFC 3168), and it refuses packets that are too long for it and reports that (RFC 1191).
 
 use std::net::Ipv4Addr;
 
@@ -17,7 +17,7 @@ const CHECKSUM: usize = 10;
 const ECN: u8 = 0b11;
 /// "Do not fragment", in the first byte of the fragment offset.
 const DONT_FRAGMENT: u8 = 0x40;
-/// Of a packet that was refused its header is quoted, and so much of what it carries.
+/// The quotation of a refused packet: its header, and so many bytes of its payload.
 const QUOTED: usize = 8;
 /// The last number of the address of the router that refuses.
 const ROUTER: u8 = 254;
@@ -37,8 +37,8 @@ pub(super) fn mark(packet: &mut [u8]) -> bool {
     true
 }
 
-/// What the router answers to a packet that is longer than `mtu` (bytes of IP) and must not be cut:
-/// a packet of a tap for its sender. `None`: it may go on.
+/// The router's answer to a packet that is longer than `mtu` (bytes of IP) and must not be cut: a
+/// packet of a tap for its sender. `None`: the packet may go on.
 pub(super) fn refusal(packet: &[u8], mtu: u16) -> Option<Vec<u8>> {
     let header = ipv4(packet)?;
     let (ethernet, ip) = packet[VNET_LEN..].split_at(ETHERNET);

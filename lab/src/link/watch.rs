@@ -1,9 +1,9 @@
-//! What a line sees of the connections over it: how much is under way, what is lost, and what the
-//! sender makes of it. The same instrument for every sender, at the queue they share.
+//! A line's view of the connections over it: how much is under way, what is lost, and the sender's
+//! reaction. It is the same instrument for every sender, at the queue that they share.
 //!
-//! Senders are on the host's side. "Under way" is what has been sent and whose acknowledgement has
-//! not come back to the sender, up to the highest byte: while something is being repeated it does
-//! not shrink, and behind a recovery it is the sender's window.
+//! Senders are on the host's side. "Under way" are the bytes that were sent and whose
+//! acknowledgement has not come back to the sender, up to the highest byte: during a repair it does
+//! not shrink, and after a recovery it is the sender's window.
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -21,7 +21,7 @@ pub(super) struct Segment {
     seq: u32,
     ack: u32,
     payload: u32,
-    /// Its sender says that it has reduced its window (CWR, RFC 3168).
+    /// Its sender reports that it has reduced its window (CWR, RFC 3168).
     reduced: bool,
 }
 
@@ -57,7 +57,7 @@ pub struct Watch {
     pub harm: Harm,
 }
 
-/// What befell frames to the remote, and what senders said to it.
+/// The fates of frames to the remote, and the senders' reports.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Harm {
     /// Lost, in a full queue or by chance.
@@ -66,7 +66,7 @@ pub struct Harm {
     pub marked: u64,
     /// Too long.
     pub refused: u64,
-    /// Segments with data that say that a window was reduced.
+    /// Segments with data that report a reduced window.
     pub reduced: u64,
 }
 
@@ -80,7 +80,7 @@ pub struct Flow {
     pub first_at: u64,
     /// Segments with data.
     pub segments: u64,
-    /// Those of them that brought nothing beyond what had been sent.
+    /// Those of them without bytes beyond those sent before.
     pub repeated: u64,
     /// Those that the line lost.
     pub lost: u64,
@@ -99,7 +99,7 @@ pub struct Sample {
     pub at: u64,
     /// Bytes.
     pub under_way: u64,
-    /// What a frame had to wait for the wire, ns.
+    /// A frame's wait for the wire, ns.
     pub waits: u64,
 }
 
@@ -132,7 +132,7 @@ impl Watch {
         }
     }
 
-    /// What was seen of the connection from `sender` to `remote`.
+    /// The observations of the connection from `sender` to `remote`.
     pub fn take(&mut self, sender: SocketAddrV4, remote: SocketAddrV4) -> Option<Flow> {
         self.flows.remove(&(sender, remote))
     }

@@ -31,7 +31,7 @@ pub(super) struct Wire {
     random: u64,
     /// Bytes of the longest IP packet that it takes.
     mtu: u16,
-    /// What frames to [`FAR`] take longer, ns.
+    /// The further delay of frames to [`FAR`], ns.
     far: u64,
     /// The last bit that was accepted has left by then.
     free_at: u64,
@@ -68,7 +68,7 @@ impl Wire {
         Self { queue, loss, marks, mtu, far: nanos(shape.far), ..Self::from_remote(shape) }
     }
 
-    /// What the sender of a packet is told that is too long: it goes no further.
+    /// The error for the sender of a packet that is too long, which is dropped.
     pub(super) fn refusal(&self, packet: &[u8]) -> Option<Vec<u8>> {
         harm::refusal(packet, self.mtu)
     }
@@ -117,8 +117,8 @@ impl Wire {
     }
 }
 
-/// What a packet of a tap takes on an Ethernet: a super-segment is as many frames as its
-/// virtio-net header says, each with headers of its own.
+/// The bytes of a tap's packet on an Ethernet: a super-segment is as many frames as its virtio-net
+/// header says, each with headers of its own.
 fn wire_bytes(packet: &[u8]) -> usize {
     let field = |at: usize| {
         packet.get(at..at + 2).map_or(0, |b| usize::from(u16::from_le_bytes([b[0], b[1]])))

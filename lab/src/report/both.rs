@@ -1,4 +1,4 @@
-//! Transfers both ways at once: what each way gains, and how much that is of what it gains alone.
+//! Transfers both ways at once: the gain of each way, as a part of its gain alone.
 
 use serde::Serialize;
 

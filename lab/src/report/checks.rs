@@ -1,7 +1,7 @@
-//! What a case must show. A gain is promised of the median, and kept or missed by it. "Not slower",
-//! and what each way of two keeps of its gain, is kept when the whole interval is at least what is
-//! wanted, broken when all of it is below, and not decided while it has both sides in it: a longer
-//! run may say either. All show their intervals.
+//! The verdicts of a case. A gain is promised of the median, and kept or missed by it. "Not
+//! slower", and the part of its gain that each way of two keeps, is kept if the whole interval is
+//! at least the wanted value, broken if the whole interval is below, and not decided otherwise: a
+//! longer run may decide either way. All show their intervals.
 
 use serde::Serialize;
 
@@ -11,30 +11,30 @@ use super::{Direction, Gain, NetPath, Row, Trouble};
 use crate::link::Link;
 use crate::sched::Scheduler;
 
-/// One promise and what became of it.
+/// One promise and its result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Check {
     /// The promise.
     pub what: String,
-    /// What was measured, in the promise's unit.
+    /// The measured value, in the promise's unit.
     pub measured: f64,
     /// Its 95 % interval, where it is a ratio of medians.
     pub interval: Option<[f64; 2]>,
     /// The least that keeps the promise.
     pub wanted: f64,
-    /// What became of it.
+    /// The verdict.
     pub verdict: Verdict,
-    /// What bounds the number, where that is known and it was missed.
+    /// The bound of the number, if it is known and the promise was missed.
     pub bound: Option<&'static str>,
 }
 
-/// What became of a promise.
+/// The verdict on a promise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     /// It was kept.
     Kept,
-    /// What is wanted is within the interval.
+    /// The wanted value is within the interval.
     NotDecided,
     /// It was not.
     Broken,
@@ -70,7 +70,7 @@ impl Verdict {
 /// No path may be slower than this, as a share of the speed of the paths before it.
 const NEVER_WORSE: f64 = 0.95;
 
-/// What each way of a transfer both ways at once keeps at least of the gain that it has alone.
+/// The least part of its gain alone that each way of a transfer both ways at once keeps.
 const KEPT: f64 = 0.9;
 
 const ACKED_BOUND: &str = "the guest answers the SYN and opens its window itself; and the daemon, \
@@ -88,7 +88,7 @@ enum Time {
     Delivered,
 }
 
-/// What this case must gain over tap, with the offload on: bytes, time, times faster.
+/// The gains over tap that this case wants, with the offload on: bytes, time, times faster.
 fn wanted_gains(scheduler: Scheduler, link: Link) -> &'static [(usize, Time, f64)] {
     match (scheduler, link) {
         (Scheduler::Strict30, Link::Metro) => &[
@@ -105,7 +105,8 @@ fn wanted_gains(scheduler: Scheduler, link: Link) -> &'static [(usize, Time, f64
     }
 }
 
-/// What the goodput of downloads must gain over tap when the guest floods: bytes, times as much.
+/// The gains in goodput of downloads over tap that are wanted when the guest floods: bytes, times
+/// as much.
 fn wanted_of_floods(scheduler: Scheduler, link: Link) -> &'static [(usize, f64)] {
     match (scheduler, link) {
         (Scheduler::Strict30, Link::Metro) => &[(100_000, 1.3), (1_000_000, 1.8)],
@@ -117,7 +118,8 @@ fn wanted_of_floods(scheduler: Scheduler, link: Link) -> &'static [(usize, f64)]
     }
 }
 
-/// What the best small download must gain over tap when the guest floods: the vFlood poster's best.
+/// The gain over tap that is wanted of the best small download when the guest floods: the vFlood
+/// poster's best.
 fn wanted_of_the_best(scheduler: Scheduler, link: Link) -> Option<f64> {
     (scheduler == Scheduler::Rr30 && link == Link::Lan).then_some(12.5)
 }
@@ -125,7 +127,7 @@ fn wanted_of_the_best(scheduler: Scheduler, link: Link) -> Option<f64> {
 /// A download that is no larger is a small flow, bytes.
 const SMALL_MAX: usize = 1_000_000;
 
-/// What the rows must show in this case. Rows that were not measured promise nothing.
+/// The conditions of the rows in this case. Rows that were not measured promise nothing.
 #[must_use]
 pub fn checks(scheduler: Scheduler, link: Link, rows: &[Row], gains: &[Gain]) -> Vec<Check> {
     let mut checks = Vec::new();
@@ -164,7 +166,7 @@ pub fn checks(scheduler: Scheduler, link: Link, rows: &[Row], gains: &[Gain]) ->
     checks
 }
 
-/// What transfers both ways at once must show: each way keeps its gain.
+/// The condition of transfers both ways at once: each way keeps its gain.
 #[must_use]
 pub fn of_both_ways(both_ways: &Option<BothWays>) -> Vec<Check> {
     let Some(both) = both_ways else { return Vec::new() };
@@ -184,8 +186,8 @@ pub fn of_both_ways(both_ways: &Option<BothWays>) -> Vec<Check> {
     checks
 }
 
-/// What no path of downloads may make rise. Guests whose core is taken away have timeouts by
-/// themselves: no more of the looks may have found one than over `tap`.
+/// Counters that no path of downloads may raise. Guests whose core is taken away have timeouts by
+/// themselves: the share of looks that find one may not be larger than over `tap`.
 #[must_use]
 pub fn of_troubles(troubles: &[Trouble]) -> Vec<Check> {
     let without = |t: &Trouble| round3((t.looks - t.looks_with_timeouts) as f64 / t.looks as f64);

@@ -1,7 +1,7 @@
-//! What a demo found: tables for people and `result.json` for programs.
+//! The result of a demo: tables for people and `result.json` for programs.
 //!
-//! [`stats`] sums up, [`both`] those of transfers both ways at once, [`checks`] judges,
-//! `table` writes it down.
+//! [`stats`] sums up, [`both`] does so for transfers both ways at once, [`checks`] judges, `table`
+//! prints.
 
 pub mod both;
 pub mod checks;
@@ -41,7 +41,7 @@ pub enum NetPath {
     FloodBpf,
 }
 
-/// Who sends.
+/// The sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Direction {
@@ -83,7 +83,7 @@ impl std::fmt::Display for Direction {
     }
 }
 
-/// What one transfer cost, from before it to after its verdict.
+/// The cost of one transfer, from before it to after its verdict.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Cost {
     /// Interrupts of the guest's NICs.
@@ -105,9 +105,9 @@ pub struct Sample {
     pub round: usize,
     /// That moment.
     pub phase: Duration,
-    /// What it took.
+    /// Its times.
     pub outcome: Outcome,
-    /// What it cost.
+    /// Its cost.
     pub cost: Cost,
 }
 
@@ -121,7 +121,7 @@ impl Sample {
 /// All transfers of one size over one path.
 #[derive(Debug, Clone)]
 pub struct Cell {
-    /// Who sends.
+    /// The sender.
     pub direction: Direction,
     /// The path.
     pub path: NetPath,
@@ -149,7 +149,7 @@ pub struct Row {
     bytes: usize,
     /// Transfers tried.
     n: usize,
-    /// Transfers that came through and whose hash was right. Times are of those that came through.
+    /// Completed transfers whose hash was right. Times are of completed transfers.
     hash_ok: usize,
     /// Segments the sender retransmitted, all transfers together.
     retransmits: u32,
@@ -163,7 +163,7 @@ pub struct Row {
     guest_read_ms: Quantiles,
     /// Bytes over delivered time, MB/s (10^6 bytes).
     goodput_mb_s: Quantiles,
-    /// Bytes over acked time, MB/s: what a sender sees that does not wait for an answer.
+    /// Bytes over acked time, MB/s: the view of a sender that does not wait for an answer.
     acked_mb_s: Quantiles,
     /// Means per transfer.
     cost: CostRow,
@@ -320,9 +320,9 @@ impl Gain {
 pub struct Report {
     /// How the guests competed.
     pub scheduler: Scheduler,
-    /// What was between the sender and the guests' host.
+    /// The link between the sender and the guests' host.
     pub link: Link,
-    /// What that link was found to do.
+    /// The measured values of that link.
     pub link_measured: Option<Measured>,
     /// How QEMU ran them.
     pub accel: Accel,
@@ -330,9 +330,9 @@ pub struct Report {
     pub host_kernel: String,
     /// Cores the run had: one for the guests' vCPUs, the rest for everything else.
     pub cores: usize,
-    /// What each guest got of the contended core.
+    /// Each guest's share of the contended core.
     pub guests: Vec<GuestShare>,
-    /// What the TCP of the guest at the other end counted.
+    /// Counters of the TCP of the guest at the other end.
     pub guest_tcp: GuestTcp,
     /// One row per path and size.
     pub rows: Vec<Row>,
@@ -341,9 +341,9 @@ pub struct Report {
     /// Transfers both ways at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub both_ways: Option<BothWays>,
-    /// What went wrong over each path of downloads.
+    /// Complaints over each path of downloads.
     pub troubles: Vec<Trouble>,
-    /// What the demo must show in this case, and whether it did.
+    /// The conditions of the demo in this case, and their verdicts.
     pub checks: Vec<Check>,
     /// The other cases of the same run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -362,7 +362,7 @@ pub struct GuestTcp {
 }
 
 impl GuestTcp {
-    /// What has been counted since.
+    /// The difference to earlier counters.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         Self {
@@ -373,7 +373,7 @@ impl GuestTcp {
     }
 }
 
-/// What the TCPs of guest and remote found wrong while the guest sent over one path.
+/// Complaints of the TCPs of guest and remote while the guest sent over one path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Trouble {
     /// The path.
@@ -399,7 +399,7 @@ pub struct Trouble {
 }
 
 impl Trouble {
-    /// Nobody has looked yet.
+    /// No look yet.
     #[must_use]
     pub const fn none(path: NetPath) -> Self {
         Self {
@@ -431,14 +431,14 @@ impl Trouble {
     }
 }
 
-/// What a guest got of the contended core.
+/// A guest's share of the contended core.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct GuestShare {
     /// CPU time of its vCPU, percent of the core.
     pub cpu_percent: f64,
     /// How often its vCPU was switched to, per second.
     pub switches_per_s: f64,
-    /// Work its load has done, in percent of what the vCPU does alone on the core. The rest of
+    /// Work of its load, in percent of the work that the vCPU does alone on the core. The rest of
     /// `cpu_percent` went into network and timer work, and under TCG into cold caches.
     pub load_done_percent: u64,
 }

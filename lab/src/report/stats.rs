@@ -1,4 +1,4 @@
-//! Medians, means, and how sure we are of a ratio of medians.
+//! Medians, means, and the uncertainty of a ratio of medians.
 
 use nightporter_guest::data::splitmix64;
 use serde::Serialize;

@@ -1,4 +1,4 @@
-//! The tables a newcomer reads.
+//! The tables for readers.
 
 use std::fmt::Write as _;
 

@@ -1,5 +1,5 @@
-//! What a stream over hosts must keep, between guests of one host and of two: every byte, bounded
-//! memory, and no clean end of what was lost.
+//! Properties of a stream over hosts, between guests of one host and of two: every byte arrives,
+//! memory is bounded, and a stream with losses does not end clean.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -21,7 +21,7 @@ const CLIENT: usize = 0;
 const SERVERS: [usize; 2] = [1, 2];
 /// No answer takes longer: the slowest is that of 100,000 connections on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(3600);
-/// What daemons may have more of memory of their own while much waits to be read.
+/// The further memory of their own that daemons may use while much data waits to be read.
 const GROWTH_MAX: u64 = 16 << 20;
 
 /// How much, and how long.
@@ -105,7 +105,7 @@ impl Between<'_> {
         }
     }
 
-    /// Both do something at the same time: what they tell.
+    /// Both execute a command at the same time; returns their answers.
     fn together(&mut self, asks: [Ask; 2]) -> Result<[Told; 2]> {
         let server = self.server;
         self.tell(server, asks[1])?;
@@ -225,7 +225,7 @@ impl Between<'_> {
         Ok(())
     }
 
-    /// Nothing is lost meanwhile, and nobody is told anything.
+    /// Nothing is lost meanwhile, and there are no commands.
     fn pass(&mut self, time: Duration) -> Result<()> {
         let begun = Instant::now();
         while begun.elapsed() < time {
@@ -293,7 +293,7 @@ impl Between<'_> {
     }
 }
 
-/// What happens to the host of a guest, or to that.
+/// The fate of a guest's host, or of the guest.
 type Death = fn(&mut Hosts, usize) -> Result<()>;
 
 /// One dies after the other.
@@ -318,7 +318,7 @@ pub(super) fn killed(hosts: &mut Hosts) -> Result<()> {
     Ok(())
 }
 
-/// The host of the remote guest is there no more, and says nothing.
+/// The host of the remote guest is gone, silently.
 pub(super) fn vanished(hosts: &mut Hosts) -> Result<()> {
     start_peers(hosts)?;
     let (server, begun) = (SERVERS[1], Instant::now());

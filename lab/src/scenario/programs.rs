@@ -1,5 +1,5 @@
-//! Programs of Debian, as they are, whose connections go over their hosts: between guests of one
-//! host, and of two.
+//! Unmodified programs of Debian whose connections go over their hosts: between guests of one host,
+//! and of two.
 
 mod go;
 mod scripts;
@@ -14,7 +14,7 @@ use crate::hosts::{HOST_OF, Hosts, nic};
 use crate::image::{Image, TOE_LAUNCHER, TOE_LIBRARY};
 use crate::peer::Sockets::{self, Native, Toe};
 
-/// What guests have.
+/// The packages of guests.
 const PACKAGES: [&str; 9] = [
     "coreutils",
     "curl",
@@ -30,12 +30,12 @@ const PACKAGES: [&str; 9] = [
 /// Bytes of the file that programs send, and more than so many have to go by TOE.
 const FILE: u64 = 20_000_000;
 
-/// Who connects.
+/// The guest that connects.
 const CLIENT: usize = 0;
-/// Who is connected to: on the same host, and on another.
+/// The guests that it connects to: on the same host, and on another.
 const SERVERS: [usize; 2] = [1, 2];
 
-/// A program, and what has to work with it: the server is this guest.
+/// A program, and its test: the server is this guest.
 type Work = fn(&mut Hosts, usize) -> Result<()>;
 
 /// The first are tried by `make test`, all by name.
@@ -92,7 +92,7 @@ fn run(hosts: &mut Hosts, servers: &[usize], programs: &[(&str, Work)]) -> Resul
     Ok(())
 }
 
-/// What an installed Debian has, and an unpacked one has not.
+/// Files that an installed Debian has, and an unpacked one has not.
 fn prepare(hosts: &mut Hosts, guest: usize) -> Result<()> {
     write(hosts, guest, "/proc/sys/kernel/hostname", &format!("guest{guest}"))?;
     for (path, text) in scripts::FILES {
@@ -121,7 +121,7 @@ fn environment(sockets: Sockets) -> Vec<(String, String)> {
     all
 }
 
-/// Runs a script to its end; what it has said.
+/// Runs a script to its end; returns its output.
 fn sh(hosts: &mut Hosts, guest: usize, sockets: Sockets, script: &str) -> Result<String> {
     let arguments = vec!["-ec".to_owned(), script.to_owned()];
     let (program, environment) = ("/bin/sh".to_owned(), environment(sockets));
@@ -132,8 +132,8 @@ fn sh(hosts: &mut Hosts, guest: usize, sockets: Sockets, script: &str) -> Result
     }
 }
 
-/// Starts a script that stays, instead of the server that there was; it is up when somebody listens
-/// at this port.
+/// Starts a script that stays, instead of the earlier server; it is up when this port has a
+/// listener.
 fn serve(hosts: &mut Hosts, guest: usize, sockets: Sockets, script: &str, port: u16) -> Result<()> {
     let script = format!("exec {script} >/tmp/server.log 2>&1");
     let (name, program) = ("server".to_owned(), "/bin/sh".to_owned());
@@ -146,8 +146,8 @@ fn serve(hosts: &mut Hosts, guest: usize, sockets: Sockets, script: &str, port: 
     sh(hosts, guest, Native, &awaited).with_context(|| script).map(drop)
 }
 
-/// Runs a script in the client, of whose bytes at least so many go by TOE, to one of both; what it
-/// has said.
+/// Runs a script in the client, at least so many of whose bytes go by TOE to one of both; returns
+/// its output.
 fn by_toe(hosts: &mut Hosts, server: usize, least: u64, script: &str) -> Result<String> {
     by_toe_as(hosts, server, Toe, least, script)
 }
@@ -185,7 +185,7 @@ fn nginx_and_curl(hosts: &mut Hosts, server: usize) -> Result<()> {
     by_toe(hosts, server, 50 * 1000, &format!("curl -fsS -o /dev/null {urls}"))?;
     let parallel = format!("curl -fsS --parallel --parallel-max 20 -o /dev/null {urls}");
     by_toe(hosts, server, 50 * 1000, &parallel)?;
-    // Who has no TOE is served by the same listener.
+    // A client without TOE is served by the same listener.
     let native = format!("curl -fsS -o /tmp/got http://{}/file", address(server));
     sh(hosts, CLIENT, Native, &native)?;
     is_whole(hosts, server)

@@ -19,7 +19,7 @@ use crate::world::{Net, World, address, guest_name};
 
 /// Bytes of a large transfer.
 const LARGE: usize = 10 * MB;
-/// What a guest may be given beyond what it has read, and half of that.
+/// The most that a guest may be given beyond the bytes that it has read, and half of that.
 const WINDOW: u64 = 1 << 20;
 const HALF_A_WINDOW: u64 = WINDOW / 2;
 /// The guest that connects, and the one that listens.
@@ -80,7 +80,7 @@ fn together(world: &mut World, sockets: [Sockets; 2], asks: [Ask; 2]) -> Result<
     Ok(())
 }
 
-/// Connects both; who accepts sees who has connected.
+/// Connects both; the end that accepts sees the other's address.
 fn connected(world: &mut World, sockets: [Sockets; 2], port: u16) -> Result<()> {
     let listen = Ask::Listen { at: at(port) };
     address_of(&mut world.guests[SERVER], sockets[SERVER], listen)?;
@@ -114,7 +114,7 @@ fn streams_both_ways(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-/// One says that it has finished, and the other goes on.
+/// One finishes its stream, and the other goes on.
 fn half_closed(world: &mut World) -> Result<()> {
     connected(world, [Toe, Toe], 7001)?;
     let [client, server] = &mut world.guests[..] else { bail!("two guests") };
@@ -142,8 +142,7 @@ fn unevenly(world: &mut World) -> Result<()> {
     checked(&mut world.guests[CLIENT], Toe, 11)
 }
 
-/// One does not read what comes: the sender waits, the host keeps no more than a window of it, and
-/// nothing is lost.
+/// One does not read: the sender waits, the host keeps no more than a window, and nothing is lost.
 fn not_read(world: &mut World) -> Result<()> {
     connected(world, [Toe, Toe], 7005)?;
     let before = given(world)?[SERVER];
@@ -174,7 +173,7 @@ fn many(world: &mut World) -> Result<()> {
     together(world, [Toe, Toe], [Ask::Connects { to, count }, Ask::Accepts { count }])
 }
 
-/// Where nobody listens by TOE TCP has the say, and the program sees TCP's answer alone.
+/// If there is no listener by TOE, TCP decides, and the program sees TCP's answer alone.
 fn falls_back(world: &mut World) -> Result<()> {
     let before = given(world)?;
     match world.guests[CLIENT].ask_peer(Toe, Ask::Connect { to: at(7998) })? {
@@ -190,8 +189,8 @@ fn falls_back(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-/// A listener takes who comes by TOE, by TCP from the same guest, and by TCP from another machine,
-/// all of whom have come before it takes one.
+/// A listener takes clients by TOE, by TCP from the same guest, and by TCP from another machine,
+/// all of which have come before it takes one.
 fn one_queue(world: &mut World) -> Result<()> {
     let listen = Ask::Listen { at: at(7002) };
     address_of(&mut world.guests[SERVER], Toe, listen)?;
@@ -262,7 +261,7 @@ fn same(native: &str, toe: &str) -> Result<()> {
     Ok(())
 }
 
-/// What a guest leaves behind that is killed is no clean end.
+/// The streams of a killed guest do not end clean.
 fn guest_killed(world: &mut World) -> Result<()> {
     connected(world, [Toe, Toe], 7003)?;
     let receive = Ask::Receive { bytes: 5, answered: true };

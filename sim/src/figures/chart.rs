@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Context as _;
 use plotters::prelude::*;
 
-/// Colours that people who see few can tell apart (Okabe and Ito), in the order of the curves.
+/// Colours that colour-blind people can tell apart (Okabe and Ito), in the order of the curves.
 const COLORS: [RGBColor; 5] = [
     RGBColor(213, 94, 0),
     RGBColor(230, 159, 0),
@@ -18,7 +18,7 @@ const COLORS: [RGBColor; 5] = [
 /// A curve.
 #[derive(Clone, Debug)]
 pub struct Curve {
-    /// What the legend says.
+    /// Its text in the legend.
     pub name: String,
     /// From left to right.
     pub points: Vec<(f64, f64)>,
@@ -35,7 +35,7 @@ pub struct Chart {
     pub x_label: String,
     /// Beside it.
     pub y_label: String,
-    /// What is shown; with `log_x` powers of ten.
+    /// The visible range; with `log_x` powers of ten.
     pub x: Range<f64>,
     /// See `x`.
     pub y: Range<f64>,

@@ -1,4 +1,4 @@
-//! Runs of scenes, and what they took.
+//! Runs of scenes, and their times.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -46,7 +46,7 @@ impl Clock {
     pub const ALL: [Self; 5] =
         [Self::Acked, Self::Delivered, Self::InGuest, Self::ConnectAcked, Self::ConnectDelivered];
 
-    /// What it is called in figures and tables.
+    /// Its name in figures and tables.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -115,9 +115,9 @@ pub fn transfers(scene: &Scene, seed: u64) -> Vec<Transfer> {
     of_end(&plan, &world(&plan, false, None).run())
 }
 
-/// The world of `plan`. Until its first connection opens somebody asks VMs for their addresses, at
-/// instants of chance: each wakes the driver domain, and so the scheduler begins in another state
-/// in every run. Without, it would go round in the same circle in all.
+/// The world of `plan`. Until its first connection opens, strangers ask VMs for their addresses at
+/// random instants. Each question wakes the driver domain, so the scheduler begins in another state
+/// in every run. Without them it would repeat the same cycle in all.
 #[must_use]
 pub fn world<'r>(plan: &Plan, check: bool, recorder: Option<&'r mut dyn Recorder>) -> World<'r> {
     const EVERY_US: u64 = 20_000;
@@ -153,7 +153,7 @@ fn of_end(plan: &Plan, end: &RunEnd) -> Vec<Transfer> {
     ends.into_values().map(|pair| transfer(pair).expect("both ends closed")).collect()
 }
 
-/// What a ping went through.
+/// The times of a ping.
 #[derive(Clone, Copy, Debug)]
 pub struct Ping {
     /// From the client and back.
@@ -176,10 +176,10 @@ struct Times {
 /// Pings by number, which is in the asker's MAC.
 struct Pings(Vec<Times>);
 
-/// The number of one who asks and is not measured.
+/// The number of a stranger, which is not measured.
 const NOBODY: u16 = u16::MAX;
 
-/// MACs of those who ask begin so; no machine of a plan has such a one.
+/// Strangers' MACs begin so; no machine of a plan has such a one.
 const ASKER: [u8; 4] = [2, 0, 0, 3];
 
 impl Recorder for Pings {

@@ -1,10 +1,10 @@
 //! The figures of the vSnoop paper (Kangarlou, Gamage, Kompella, Xu: "vSnoop: Improving TCP
 //! Throughput in Virtualized Environments via Acknowledgement Offload", SC 2010) in virtual time.
 //!
-//! What is drawn is the simulated world around the real core: [`scene`] says what the paper's
-//! testbed is here, [`measure`] runs it, [`chart`] draws, [`table`] puts our numbers beside the
-//! paper's and states what is assumed. The same everywhere, bit for bit: threads only divide runs
-//! among themselves.
+//! The figures show the simulated world around the real core. [`scene`] describes the paper's
+//! testbed here, [`measure`] runs it, [`chart`] draws, [`table`] puts our numbers beside the
+//! paper's and states the assumptions. The result is the same everywhere, bit for bit: threads only
+//! divide runs among themselves.
 
 pub mod chart;
 pub mod measure;
@@ -21,7 +21,7 @@ use measure::{
 };
 use scene::{Mode, Scene};
 
-/// How much is run: what the medians are of.
+/// The number of runs behind the medians.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
     /// Pings per number of VMs.
@@ -93,7 +93,7 @@ pub struct Trace {
 pub struct Panel {
     /// Its letter in the paper.
     pub letter: char,
-    /// What is special.
+    /// Its difference from the others.
     pub name: &'static str,
     /// By size and mode, in the order of [`Effort::sizes`] and [`Mode::ALL`].
     pub cells: Vec<(u64, [Vec<Transfer>; 3])>,
@@ -109,7 +109,7 @@ impl Panel {
         [mean(&without) / mean(&with), quantile(&without, 0.5) / quantile(&with, 0.5)]
     }
 
-    /// What the transfers of size number `at` took, in milliseconds.
+    /// The times of the transfers of size number `at`, in milliseconds.
     #[must_use]
     pub fn times(&self, at: usize, mode: Mode, clock: Clock) -> Vec<f64> {
         self.cells[at].1[mode as usize].iter().map(|t| millis(t.took(clock))).collect()
@@ -154,7 +154,7 @@ pub fn panels_today() -> Vec<(char, &'static str, Scene)> {
     kinds.map(|(letter, name, scene)| (letter, name, scene.today())).collect()
 }
 
-/// What gains are of.
+/// The modes that gains compare.
 const COMPARED: [Mode; 2] = [Mode::DeepRing, Mode::Offload];
 
 /// Runs everything on `jobs` threads.

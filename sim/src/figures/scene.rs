@@ -1,4 +1,5 @@
-//! The testbed of the vSnoop paper as a [`Plan`]: its section V-A, and what it leaves open.
+//! The testbed of the vSnoop paper as a [`Plan`]: its section V-A, and our choices where the paper
+//! is silent.
 
 use nightporter_core::limits::PAGE;
 use nightporter_core::time::{Duration, Instant};
@@ -9,9 +10,9 @@ use crate::plan::{
 };
 use crate::random::Random;
 
-/// Xen's credit scheduler as it comes: slices of 30 ms, who wakes with credit left preempts.
+/// Xen's credit scheduler, unchanged: slices of 30 ms; a VM that wakes with credit left preempts.
 pub const POLICY: Policy = Policy::Credit { slice_us: 30_000, boost: true };
-/// A host of today: who is preempted keeps its place. The host's own work has a core for itself.
+/// A host of today: a preempted VM keeps its place. The host's own work has a core for itself.
 pub const POLICY_TODAY: Policy = Policy::KeepsPlace { slice_us: 30_000 };
 /// "All references to non-idle VMs entail 60% CPU load" (footnote 4).
 pub const LOAD_PERCENT: u32 = 60;
@@ -60,7 +61,7 @@ impl Mode {
     /// In the order of the paper.
     pub const ALL: [Self; 3] = [Self::Plain, Self::DeepRing, Self::Offload];
 
-    /// What it is called in figures.
+    /// Its name in figures.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -71,7 +72,7 @@ impl Mode {
     }
 }
 
-/// One arrangement: who shares what, and what is sent to guest 0.
+/// One arrangement: the sharing of cores, and the traffic to guest 0.
 #[derive(Clone, Copy, Debug)]
 pub struct Scene {
     /// VMs on the core, the one that receives among them.
@@ -95,7 +96,7 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// One connection, and what most of the paper's experiments share.
+    /// One connection, and the common settings of most of the paper's experiments.
     #[must_use]
     pub const fn new(vms: u16, mode: Mode, bytes: u64) -> Self {
         Self {
@@ -117,7 +118,7 @@ impl Scene {
         Self { own_core: true, policy: POLICY_TODAY, ..self }
     }
 
-    /// The world in which it happens; `seed` says when exactly, and draws the costs.
+    /// The world in which it happens; `seed` sets the exact time, and draws the costs.
     #[must_use]
     pub fn plan(&self, seed: u64) -> Plan {
         let mut random = Random::new(seed, "figures");

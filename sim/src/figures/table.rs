@@ -1,4 +1,4 @@
-//! Our numbers beside the paper's, and what is assumed, as Markdown.
+//! Our numbers beside the paper's, and the assumptions, as Markdown.
 
 use std::fmt::Write as _;
 

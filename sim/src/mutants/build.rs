@@ -19,10 +19,10 @@ pub const VARIABLE: &str = "NIGHTPORTER_MUTANT";
 /// More failures would only take time. The simulator's panics are caught by itself.
 pub const FIRST_PANIC: &str = "NIGHTPORTER_FIRST_PANIC";
 
-/// What is copied: `core`, and what runs it.
+/// The crates that are copied: `core`, and those that run it.
 const MEMBERS: [&str; 4] = ["core", "check", "testkit", "sim"];
 
-/// What is added to the copy of `core`.
+/// The module that is added to the copy of `core`.
 const MODULE: &str = r#"
 #[allow(missing_docs)]
 pub mod mutant {
@@ -48,13 +48,14 @@ pub mod mutant {
 /// Test programs of `core`, the quickest first; the style (`tidy`) is no judge of behaviour.
 const TESTS: [&str; 4] = ["scenarios", "two_party", "rules", "nightporter_core"];
 
-/// Rounds of leaving out what does not compile: an error of one kind hides those of the next.
+/// Rounds of leaving out mutations that do not compile: an error of one kind hides those of the
+/// next.
 const ROUNDS: usize = 12;
 
 /// Changes by file below `core/src`.
 pub type Edits = BTreeMap<String, Vec<Edit>>;
 
-/// What was built.
+/// The result of a build.
 #[derive(Clone, Debug)]
 pub struct Built {
     /// The simulator.
@@ -71,8 +72,8 @@ pub struct Built {
     pub version: String,
 }
 
-/// A mutation may be what a lint forbids; a compiler error it is not. The dependencies are compiled
-/// as they are elsewhere, and so only once.
+/// A mutation may violate a lint, but must not be a compiler error. The dependencies are compiled
+/// as elsewhere, and so only once.
 const COMPILER: &str = "#!/bin/sh\nexec \"$@\" --cap-lints=allow\n";
 
 /// The folders of a build.

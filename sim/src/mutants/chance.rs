@@ -1,4 +1,4 @@
-//! Mutations that nobody here chose: the list of cargo-mutants, and a sample of it.
+//! Random mutations: the list of cargo-mutants, and a sample of it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,11 +12,11 @@ use crate::random::Random;
 /// A mutation of the list.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Listed {
-    /// `core/src/FILE:LINE:COLUMN: what it does`.
+    /// `core/src/FILE:LINE:COLUMN: its effect`.
     pub name: String,
     /// Path from the root of the repository.
     pub file: String,
-    /// What stands there instead.
+    /// Its replacement.
     pub replacement: String,
     pub(super) span: Span,
 }

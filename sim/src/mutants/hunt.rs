@@ -1,4 +1,4 @@
-//! The mutations of the table: all must be noticed by those that noticed them before.
+//! The mutations of the table: each must be noticed by the tests and seeds that noticed it before.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -17,12 +17,12 @@ use super::{
 /// Seeds that the untouched core passes before all are hunted anew.
 const UNTOUCHED_SEEDS: u64 = 200;
 
-/// What a hunt is asked for.
+/// The order for a hunt.
 #[derive(Clone, Debug)]
 pub struct Hunt {
     /// Seeds until a mutation counts as not noticed.
     pub seeds: u64,
-    /// Who is known to notice a mutation is not asked first, and the record is written anew.
+    /// The known tests and seeds are not tried first, and the record is written anew.
     pub anew: bool,
     /// Only mutations whose names contain one of these; all if there is none.
     pub only: Vec<String>,
@@ -70,7 +70,7 @@ pub fn hunt_all(
     Ok(lost)
 }
 
-/// The rows of the table go to `tell`. Returns what is not as the record says, and a new record.
+/// The rows of the table go to `tell`. Returns the deviations from the record, and a new record.
 fn hunt_table(
     built: &Built,
     table: &[&Mutation],
@@ -108,7 +108,7 @@ fn hunt_table(
     Ok((lost, found))
 }
 
-/// Whether what is to notice mutations passes while none is on.
+/// Whether the tests and seeds that should notice mutations pass while none is on.
 fn check_untouched_for(built: &Built, record: &known::Record, hunt: &Hunt) -> anyhow::Result<()> {
     if hunt.anew {
         return check_untouched(built, 0..hunt.seeds.min(UNTOUCHED_SEEDS), hunt.jobs);
@@ -121,15 +121,15 @@ fn check_untouched_for(built: &Built, record: &known::Record, hunt: &Hunt) -> an
     in_parallel(&numbers, hunt.jobs, check).map(drop)
 }
 
-/// Who noticed a mutation now.
+/// The test and the seed that noticed a mutation now.
 struct Noticed {
     seed: Option<Caught>,
     test: Option<Caught>,
 }
 
-/// Asks who is known to notice, then all others, unless it is known that nobody does.
+/// Tries the known test and seed, then all others, unless it is known that none notices.
 fn judge(built: &Built, n: usize, known: Option<&Known>, hunt: &Hunt) -> anyhow::Result<Noticed> {
-    // Of a few mutations the tests are not what is to be found out.
+    // For a few mutations the tests are not in question.
     let known_test = known.filter(|_| !hunt.anew || !hunt.only.is_empty());
     let known = known.filter(|_| !hunt.anew);
     let mut now = Noticed { seed: None, test: None };

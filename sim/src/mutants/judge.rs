@@ -1,4 +1,4 @@
-//! Who notices a mutation: the tests of `core`, and the seeds.
+//! Whether a mutation is noticed by the tests of `core`, and by seeds.
 
 use std::ops::Range;
 use std::path::Path;
@@ -20,7 +20,7 @@ const MEMORY_KIB: u64 = 16 << 20;
 pub struct Caught {
     /// Seeds that were needed, from seed 0 on; 0 for tests.
     pub seeds: u64,
-    /// The test, or what the first seed that noticed said.
+    /// The test, or the message of the first seed that noticed.
     pub by: String,
 }
 
@@ -32,7 +32,7 @@ fn run_tests(
     limit_s: u64,
     built: &Built,
 ) -> anyhow::Result<Output> {
-    // Cases by chance are the same each time, or what is noticed would be.
+    // Random cases are the same each time; otherwise the results would vary.
     let settings = [
         ("RUST_TEST_THREADS", "2"),
         ("PROPTEST_RNG_SEED", "1"),
@@ -109,7 +109,7 @@ pub fn by_test(
     Ok((!output.status.success()).then(|| noticed(program, &output)))
 }
 
-/// What cargo calls a program of tests.
+/// Cargo's name for a test program.
 fn name(program: &Path) -> String {
     let stem = program.file_stem().unwrap_or_default().to_string_lossy();
     stem.split('-').next().unwrap_or_default().to_owned()

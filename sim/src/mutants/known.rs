@@ -1,5 +1,5 @@
-//! Who noticed each mutation of the table when it was last hunted through all tests and seeds.
-//! They are asked first, so that most mutations cost one test and one seed.
+//! The test and the seed that noticed each mutation of the table when it was last hunted through
+//! all tests and seeds. They are tried first, so most mutations cost one test and one seed.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,7 +12,7 @@ use anyhow::Context as _;
 pub const FILE: &str = "sim/src/mutants/noticed.tsv";
 const NOBODY: &str = "-";
 
-/// Who noticed a mutation.
+/// The test and the seed that noticed a mutation.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Known {
     /// The first seed that did; none of those tried if there is none.

@@ -1,9 +1,9 @@
 //! The checks that check the checks: `core` broken in one way after the other.
 //!
-//! The sources of `core` know nothing of this. [`build`] makes a copy of `core` and `sim` in which
-//! all mutations are there at once, behind a question which one is on; [`judge`] runs it with one
+//! The sources of `core` know nothing of this. [`build`] makes a copy of `core` and `sim` that
+//! contains all mutations at once, behind a switch that selects one; [`judge`] runs it with one
 //! after the other. The mutations are ours ([`table`], [`hunt`]: all must be noticed) or those that
-//! cargo-mutants lists ([`chance`], [`survey`]: a sample, and a record of who noticed).
+//! cargo-mutants lists ([`chance`], [`survey`]: a sample, and a record of what noticed them).
 
 pub mod build;
 pub mod chance;

@@ -1,10 +1,10 @@
-//! Where in the source a mutation belongs: by the name of a function and by tokens, so that neither
+//! The place of a mutation in the source: by the name of a function and by tokens, so that neither
 //! a move to another file nor a line break nor a comment matters, and a new name rarely does.
 //!
-//! A place is looked for in functions of the given name, then, if it is long enough to be told from
-//! others, in all others. In each it is looked for as it is written, then as if up to
-//! [`RENAMED_MAX`] of its words had new names; what stands there instead then uses these too. The
-//! first of these searches that finds anything must find one place only.
+//! A place is searched in functions of the given name, then, if it is long enough to be unique, in
+//! all others. In each it is searched as it is written, then as if up to [`RENAMED_MAX`] of its
+//! words had new names; its replacement then uses these too. The first of these searches that finds
+//! anything must find one place only.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -19,7 +19,7 @@ const RENAMED_MAX: usize = 2;
 /// Tokens of a place that is looked for in functions of other names too.
 const ELSEWHERE_MIN: usize = 8;
 
-/// Words that nobody renames.
+/// Words that are never renamed.
 const KEYWORDS: [&str; 26] = [
     "Self", "as", "async", "await", "break", "const", "continue", "crate", "else", "false", "fn",
     "for", "if", "impl", "in", "let", "loop", "match", "mut", "ref", "return", "self", "super",
@@ -48,11 +48,11 @@ impl Token<'_> {
     }
 }
 
-/// What was found for a place.
+/// The result for a place.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Found<'s> {
     pub(super) file: &'s str,
-    /// Bytes of what the marks are around.
+    /// Bytes between the marks.
     pub(super) range: Range<usize>,
     /// New names of words, by the old ones.
     renamed: BTreeMap<String, String>,
@@ -121,8 +121,8 @@ pub(super) fn find<'s>(
     anyhow::bail!("occurs nowhere")
 }
 
-/// The new names by which `have` is what is `wanted`; not more than `renamed_max`, and fewer than
-/// the names that are as they were.
+/// The new names with which `have` equals `wanted`; not more than `renamed_max`, and fewer than the
+/// unchanged names.
 fn same(
     wanted: &[Token<'_>],
     have: &[Token<'_>],

@@ -1,5 +1,5 @@
-//! The mutations of the second look: mistakes that a review made of its own, and more of the kind.
-//! See [`super::table`] for how a place is written.
+//! The mutations of the second look: mistakes that a review made up, and more of the kind. See
+//! [`super::table`] for how a place is written.
 
 use super::table::{Mutation, mutations};
 

@@ -1,5 +1,5 @@
-//! The mutations of congestion offload: what a sender of record can get wrong toward the network,
-//! and H toward the guest that it sends for. See [`super::table`] for how a place is written.
+//! The mutations of congestion offload: possible mistakes of a sender toward the network, and of H
+//! toward the guest for which it sends. See [`super::table`] for how a place is written.
 
 use super::table::{Mutation, mutations};
 

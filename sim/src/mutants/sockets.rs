@@ -1,6 +1,6 @@
-//! The mutations of the virtual TOE (`core/src/toe`): what an end, a guest's vsock connection and
-//! the table of a host can get wrong. Worlds have no sockets: seeds judge none of them, and core's
-//! own tests must notice each. See [`super::table`] for how a place is written.
+//! The mutations of the virtual TOE (`core/src/toe`): possible mistakes of an end, a guest's vsock
+//! connection and the table of a host. Worlds have no sockets, so seeds judge none of them, and
+//! core's own tests must notice each. See [`super::table`] for how a place is written.
 
 use super::table::{Mutation, mutations};
 

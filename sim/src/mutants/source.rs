@@ -1,5 +1,5 @@
-//! Many versions of one source file in one: each function that a mutation changes is there once as
-//! it is and once per mutation, behind a `match` on the mutation that is on.
+//! Many versions of one source file in one: each function that a mutation changes is there once
+//! unchanged and once per mutation, behind a `match` on the mutation that is on.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ pub struct Edit {
     pub n: usize,
     /// Bytes of the file that are replaced.
     pub range: Range<usize>,
-    /// What stands there instead.
+    /// Its replacement.
     pub with: String,
 }
 
@@ -92,7 +92,7 @@ fn line_of(text: &str) -> usize {
 pub(super) struct Body {
     /// Its name.
     pub(super) name: Range<usize>,
-    /// What is between its braces.
+    /// The text between its braces.
     pub(super) range: Range<usize>,
     /// `const` functions cannot ask which mutation is on, and the versions of one that returns
     /// `impl Trait` would be of different types.
@@ -123,7 +123,7 @@ pub(super) fn bodies(source: &str) -> Vec<Body> {
     found
 }
 
-/// Where the body of a function begins whose name is at `at`; `None` if it has no body.
+/// The position of the body of the function whose name is at `at`; `None` if it has no body.
 fn opening_brace(code: &str, at: usize) -> Option<usize> {
     let mut depth = 0;
     for (i, b) in code.bytes().enumerate().skip(at) {

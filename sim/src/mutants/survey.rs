@@ -1,4 +1,4 @@
-//! A sample of cargo-mutants' list: who noticed what, in a file that knows how far it came.
+//! A sample of cargo-mutants' list, and what noticed each, in a file that has the run's progress.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -16,10 +16,10 @@ use super::{BATCH, TESTS_LIMIT_S, check_untouched, in_parallel};
 /// Seeds that the untouched core passes first.
 const UNTOUCHED_SEEDS: u64 = 20;
 
-/// What a survey is asked for.
+/// The order for a survey.
 #[derive(Clone, Debug)]
 pub struct Order {
-    /// What `cargo mutants --list --json` wrote.
+    /// The output of `cargo mutants --list --json`.
     pub list: PathBuf,
     /// Mutations to draw.
     pub sample: usize,
@@ -27,13 +27,13 @@ pub struct Order {
     pub seed: u64,
     /// Seeds of the simulator until a mutation counts as not noticed.
     pub seeds: u64,
-    /// When to stop, with what is missing left for the next time.
+    /// When to stop; the rest is left for the next time.
     pub limit: Duration,
     /// Mutations or seeds at a time.
     pub jobs: usize,
 }
 
-/// What is known of a mutation.
+/// The state of a mutation.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub enum Fate {
     /// In a `const fn`, outside functions, or in one that returns `impl Trait`.
@@ -204,7 +204,7 @@ pub fn judge_all(
     save(state).map(drop)
 }
 
-/// The results as Markdown, and every mutation that nobody noticed.
+/// The results as Markdown, and every mutation that was not noticed.
 #[must_use]
 pub fn table(drawn: &[Listed], state: &State) -> String {
     let fates = || drawn.iter().filter_map(|m| state.fates.get(&m.name));

@@ -1,10 +1,10 @@
 //! The mutations: each breaks `core` in one way.
 //!
-//! A place is named by a function and by a piece of it, in which `[[` and `]]` mark what is
-//! replaced, if that is not all of it; `place.rs` says how it is looked for.
+//! A place is named by a function and by a piece of it. `[[` and `]]` in the piece mark the part
+//! that is replaced, if that is not all of it; `place.rs` says how a place is searched.
 //!
-//! The first fifteen were given with the specification. Five of them are about sending: they name
-//! what ack offload has in its place, and [`super::sending`] has those of congestion offload.
+//! The first fifteen were given with the specification. Five of them are about sending: here they
+//! name the counterpart in ack offload, and [`super::sending`] has those of congestion offload.
 
 use super::second::SECOND;
 use super::sending::SENDING;
@@ -13,7 +13,7 @@ use super::sockets::SOCKETS;
 /// One way to break `core`.
 #[derive(Clone, Copy, Debug)]
 pub struct Mutation {
-    /// What it does.
+    /// Its effect.
     pub name: &'static str,
     /// The rule it breaks.
     pub breaks: &'static str,
@@ -21,7 +21,7 @@ pub struct Mutation {
     pub function: &'static str,
     /// Where; see the module doc.
     pub place: &'static str,
-    /// What stands there instead. Nothing: the statement is left out.
+    /// Its replacement. Nothing: the statement is left out.
     pub instead: &'static str,
 }
 

@@ -1,5 +1,6 @@
-//! What must hold when a run is over: what applications read, what strict stacks complain of, who
-//! was told, that nothing hangs. All of it is known from machines and plan, not from frames.
+//! Conditions at the end of a run: the bytes that applications read, the complaints of strict
+//! stacks, the resets that ends got, and that nothing hangs. All of it is known from machines and
+//! plan, not from frames.
 
 use std::collections::BTreeSet;
 
@@ -11,11 +12,11 @@ use super::flows::machine_of_side;
 use crate::plan::{Machine, Plan, StackKind};
 use crate::stack::{Complaint, EndReport, MAYBE_NETWORK, Outcome};
 
-/// What a rule says: nothing, or what it saw.
+/// The verdict of a rule: nothing, or its observation.
 type Ensure = Result<(), String>;
 
-/// INV-01. What a guest's application read: a beginning of what the other wrote, and at a close
-/// all of it.
+/// INV-01. The bytes that a guest's application read are a beginning of those that the other wrote,
+/// and at a close all of them.
 pub(super) fn bytes_to_guest(plan: &Plan, ends: &[EndReport], lost: &BTreeSet<usize>) -> Ensure {
     applications(plan, ends, lost, |machine| matches!(machine, Machine::Guest(_)))
 }
@@ -53,12 +54,12 @@ fn applications(
     Ok(())
 }
 
-/// INV-02. What a remote's application read.
+/// INV-02. The same for a remote's application.
 pub(super) fn bytes_to_net(plan: &Plan, ends: &[EndReport], lost: &BTreeSet<usize>) -> Ensure {
     applications(plan, ends, lost, |machine| matches!(machine, Machine::Remote(_)))
 }
 
-/// What a stranger's segments cause, besides what a network may.
+/// The effects of a stranger's segments, besides those of a network.
 const FORGED: [&str; 5] = [
     "ACK of something not sent",
     "data after FIN",
@@ -126,7 +127,7 @@ pub(super) fn fail_stop(plan: &Plan, h: &History, ends: &[EndReport], moments: &
         let is_it = |e: &&EndReport| Some(e.conn) == h.conn && Some(e.machine) == machine;
         ends.iter().find(is_it).map(|e| e.outcome)
     };
-    // What was in its ring before may have been all it wanted.
+    // The frames that were in its ring before may have been all it wanted.
     let content = outcome(Side::G) == Some(Outcome::Closed);
     if must_reset && !(h.end(Side::G).reset_to || h.end(Side::G).reset || content) {
         return Err("after a restart G saw no RST".to_owned());
@@ -150,7 +151,7 @@ pub(super) fn fail_stop(plan: &Plan, h: &History, ends: &[EndReport], moments: &
     Ok(())
 }
 
-/// INV-18. Nothing hangs, and nothing is reset without a cause. What was excused is added to
+/// INV-18. Nothing hangs, and nothing is reset without a cause. Excused ends are added to
 /// `excuses`.
 pub(super) fn liveness(
     plan: &Plan,
@@ -162,7 +163,7 @@ pub(super) fn liveness(
     for e in ends.iter().filter(|e| plan.expects_streams_of(e.conn)) {
         let span = excuse::span(ends, e);
         let excuse = plan.reset_excuse(e.conn, span, moments);
-        // Without keepalives nobody notices that the other end is gone.
+        // Without keepalives an end does not notice that the other is gone.
         let patient = plan.conns[e.conn].workload.is_patient() && excuse.is_some();
         let may_hang = patient
             || !plan.expects_end_of(e.conn, span[1], moments)

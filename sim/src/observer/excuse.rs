@@ -1,8 +1,8 @@
-//! What a plan excuses: connections that may come to no good end although the host does all right.
+//! The excuses of a plan: connections that may end badly although the host does everything right.
 //!
-//! An excuse concerns one connection, and holds from the moment on at which its cause happened. The
-//! observer notes the moments; a run counts how often an excuse was there and how often it was
-//! needed ([`Excuses`]), and too large a share fails a long enough run: shares may only shrink.
+//! An excuse applies to one connection, from the moment at which its cause happened. The observer
+//! notes the moments. A run counts how often an excuse existed and how often it was needed
+//! ([`Excuses`]), and too large a share fails a long enough run. Shares may only shrink.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ use crate::stack::app::USER_TIMEOUT;
 
 /// The client resets it (`Workload::Reset`).
 pub(super) const APPLICATION: &str = "its application";
-/// Its host told the remotes of what it owed.
+/// Its host told the remotes with promises.
 pub(super) const MIGRATED: &str = "guest migrated";
 /// So many connections for each place in the narrowest queue are a crowd.
 const CROWD: usize = 5;
@@ -24,12 +24,12 @@ const CROWD_THAT_FAILS: usize = 50;
 /// A SYN is sent so often within [`USER_TIMEOUT`]: after 0, 1, 3, 7, 15, 31, 63 and 123 seconds.
 const SYN_TRIES: usize = 8;
 
-/// What happened, besides the plan's static faults, that ends connections.
+/// Events, besides the plan's static faults, that end connections.
 #[derive(Debug, Default)]
 pub(super) struct Moments {
     /// When, and to which guest; none: to the daemon.
     pub(super) all: Vec<(Instant, Option<u16>, &'static str)>,
-    /// Connections of which a promise was lost in a crash, or may have been.
+    /// Connections with a promise that was lost in a crash, or may have been.
     pub(super) betrayed: BTreeSet<usize>,
     /// A middlebox reset them.
     pub(super) killed: BTreeSet<usize>,
@@ -63,14 +63,14 @@ impl Moments {
 /// Ends of connections, and how many of them needed an excuse.
 #[derive(Clone, Debug, Default, Eq, PartialEq, serde::Deserialize, serde::Serialize)]
 pub struct Excuses {
-    /// Ends of connections between honest machines, but for those that are there to be reset.
+    /// Ends of connections between honest machines, except those that exist to be reset.
     pub ends: u64,
     /// Of those, how many could have been reset without a violation, as things went.
     pub may_reset: u64,
-    /// Those, by what excused them.
+    /// Those, by their excuses.
     #[serde(default)]
     pub reset_excuses: BTreeMap<String, u64>,
-    /// How many were, by what excused them.
+    /// How many were, by their excuses.
     pub resets: BTreeMap<String, u64>,
     /// How many could have hung without a violation, and did.
     pub may_hang: u64,
@@ -179,12 +179,12 @@ impl std::fmt::Display for Excuses {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Judged {
     All,
-    /// But for those that may be the network's.
+    /// Except those that a network may cause.
     NotNetwork,
-    /// Nor those that a stranger's segment causes where the flow passes.
+    /// And except those that a stranger's segment causes where the flow passes.
     NotForged,
-    /// Nor those of a window that was taken back, or that the host has shown for a guest whose
-    /// answers then go past it.
+    /// And except those of a window that was taken back, or that the host has shown for a guest
+    /// whose answers then go past it.
     NotWindow,
     No,
 }
@@ -295,8 +295,8 @@ impl Plan {
         self.faults.iter().filter(|f| f.at <= span[1]).any(gone)
     }
 
-    /// So many that repeat their segments in step: the same ones meet a full queue every time,
-    /// until they give up.
+    /// So many connections repeat their segments in step that the same ones meet a full queue every
+    /// time, until they give up.
     pub(super) fn is_crowd(&self) -> bool {
         self.crowds(CROWD)
     }
@@ -364,7 +364,7 @@ impl Plan {
         [conn.client, conn.server].into_iter().map(|m| self.stack_of(m).kind)
     }
 
-    /// Neither end means harm: what is written must be read.
+    /// Neither end is hostile: written bytes must be read.
     pub(super) fn expects_streams_of(&self, conn: usize) -> bool {
         let conn = &self.conns[conn];
         let honest = |m: &Machine| self.stack_of(*m).kind != StackKind::Hostile;
@@ -408,7 +408,7 @@ impl Plan {
         if self.conns[conn].v6 { quirks.extension_header } else { quirks.ip_options }
     }
 
-    /// What the other end of `to` sends is urgent now and then.
+    /// The other end of `to` sends urgent data now and then.
     pub(super) fn urges(&self, conn: usize, to: Machine) -> bool {
         self.stack_of(self.other_end(conn, to)).quirks.urgent
     }

@@ -1,4 +1,4 @@
-//! Which flow and which connection a frame belongs to, and how the engine and the plan name them.
+//! The flow and the connection of a frame, and their names in the engine and the plan.
 
 use nightporter_check::history::{History, Side};
 use nightporter_check::observer::Setting;
@@ -23,7 +23,7 @@ pub fn flow_of(packet: &Packet, tap: Tap) -> Option<(FlowName, bool)> {
     };
     let mac = if from_guest { packet.eth.src } else { packet.eth.dst };
     let Some(Machine::Guest(guest)) = machine_of(mac) else { return None };
-    // A frame that is flooded, or broken on the way, is nobody's.
+    // A frame that is flooded, or broken on the way, belongs to no flow.
     let there = match tap {
         Tap::FromNet | Tap::ToNet => true,
         Tap::FromGuest(g) | Tap::ToGuest(g) => g == guest,
@@ -41,7 +41,7 @@ pub fn flow_of(packet: &Packet, tap: Tap) -> Option<(FlowName, bool)> {
     Some((FlowName { guest, guest_port, remote, remote_port }, from_guest))
 }
 
-/// Whose end is on `side` of a flow.
+/// The machine whose end is on `side` of a flow.
 pub(super) fn machine_of_side(h: &History, plan: &Plan, side: Side) -> Option<Machine> {
     let conn = &plan.conns[h.conn?];
     let guest = Machine::Guest(h.name.guest);
@@ -120,7 +120,7 @@ impl Setting for Plan {
 }
 
 impl Plan {
-    /// What names its VLAN: type and number of the tag.
+    /// Its VLAN: type and number of the tag.
     fn tag(&self) -> u64 {
         self.vlan.map_or(0, |id| 0x8100_0000 | u64::from(id))
     }

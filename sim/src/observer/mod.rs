@@ -1,5 +1,5 @@
-//! The rules of `nightporter-check`, with what the plan knows: whose a frame is, what became of
-//! applications at the end, and which faults excuse it.
+//! The rules of `nightporter-check`, with the plan's knowledge: the owner of a frame, the result of
+//! applications at the end, and the faults that excuse it.
 
 mod ends;
 pub mod excuse;
@@ -102,13 +102,13 @@ impl Observer {
         self.watched.reach()
     }
 
-    /// What was excused.
+    /// The excuses.
     #[must_use]
     pub fn excuses(&self) -> &Excuses {
         &self.excuses
     }
 
-    /// What the run carried.
+    /// The amount that the run carried.
     #[must_use]
     pub fn weight(&self) -> &Weight {
         self.watched.weight()
@@ -154,9 +154,9 @@ impl Observer {
     }
 }
 
-/// The connection of a flow of which something was promised, or stored, when the daemon died.
+/// The connection of a flow with promised or stored bytes when the daemon died.
 fn betrayed(h: &History) -> Option<usize> {
-    // What was stored and not yet acknowledged is in the record, too.
+    // Bytes that were stored and not yet acknowledged are in the record, too.
     let stored = h.end(Side::R).end > h.end(Side::G).acked;
     let betrayed = h.opaque || h.promised().is_some() || h.was_on && h.state.is_some() && stored;
     h.conn.filter(|_| betrayed)

@@ -1,4 +1,4 @@
-//! What a plan that was written before there was a choice has.
+//! Defaults for a plan that was written before a choice existed.
 
 use nightporter_core::limits::FLOWS_PER_STEP;
 

@@ -1,4 +1,4 @@
-//! Who has which addresses and ports: all follow from the plan, so that nobody has to be told.
+//! The addresses and ports of all machines, which follow from the plan and need not be exchanged.
 
 use super::ConnId;
 use crate::plan::{ConnPlan, Machine};
@@ -43,7 +43,7 @@ impl Machine {
     }
 }
 
-/// Whose MAC this is; the reverse of [`Machine::address`].
+/// The machine with this MAC; the reverse of [`Machine::address`].
 #[must_use]
 pub const fn machine_of(mac: [u8; 6]) -> Option<Machine> {
     match mac {
@@ -88,7 +88,7 @@ impl Ports {
     }
 }
 
-/// What tells the connections of one machine apart.
+/// The identity of a connection within one machine.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) struct Key {
     pub(super) peer: [u8; 16],

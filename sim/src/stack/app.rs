@@ -1,10 +1,10 @@
 //! The applications, written once against any TCP.
 //!
-//! Theory of operation: an [`App`] is one end of one connection. [`App::run`] is called after
-//! anything that may have changed what its [`Socket`] can do; it reads all there is, writes all it
-//! may, and closes when its part is done. It never waits for anything but bytes, the other's
-//! close, and (one workload) a time. That it always comes to an end is TCP's part: keepalives
-//! every [`KEEPALIVE`], and a connection without progress for [`USER_TIMEOUT`] is reset.
+//! Theory of operation: an [`App`] is one end of one connection. [`App::run`] is called after any
+//! event that may have changed the possibilities of its [`Socket`]. It reads all bytes, writes as
+//! many as it may, and closes when its part is done. It waits only for bytes, for the other's
+//! close, and (one workload) for a time. TCP ensures that it always ends: keepalives every
+//! [`KEEPALIVE`], and a connection without progress for [`USER_TIMEOUT`] is reset.
 
 use nightporter_core::time::{Duration, Instant};
 
@@ -15,11 +15,11 @@ use nightporter_check::stream::Stream;
 /// A connection without traffic for so long asks whether the other is still there.
 pub const KEEPALIVE: Duration = Duration::from_secs(20);
 
-/// A connection whose other end says nothing, or acknowledges nothing of what it was sent, for so
-/// long is reset. Longer than smoltcp's longest retransmission timeout, which is a minute.
+/// A connection whose other end is silent, or acknowledges nothing, for so long is reset. Longer
+/// than smoltcp's longest retransmission timeout, which is a minute.
 pub const USER_TIMEOUT: Duration = Duration::from_secs(150);
 
-/// What [`Workload::Idle`] writes before and after its silence.
+/// The bytes that [`Workload::Idle`] writes before and after its silence.
 const LITTLE: u64 = 100;
 /// And after one of days: enough for somebody to come between.
 const AFTER_SLEEP: u64 = 60_000;
@@ -66,12 +66,12 @@ pub trait Socket {
     fn abort(&mut self);
 }
 
-/// What [`Socket::recv`] gave.
+/// The result of [`Socket::recv`].
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Received {
     /// Bytes.
     pub bytes: u64,
-    /// Offset in the stream of the first that was not what it should be.
+    /// Offset in the stream of the first wrong byte.
     pub wrong_at: Option<u64>,
 }
 
@@ -130,7 +130,7 @@ impl App {
         self.is_client
     }
 
-    /// What this end reads.
+    /// The stream that this end reads.
     #[must_use]
     pub fn expected(&self) -> Stream {
         Stream::of(self.report.conn, !self.is_client)

@@ -39,7 +39,7 @@ pub(super) struct Route {
     pub(super) look: Look,
 }
 
-/// What the IP headers of a connection look like.
+/// The fields of a connection's IP headers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Look {
     pub(super) ttl: u8,

@@ -1,10 +1,10 @@
-//! A machine that means harm: it speaks just enough TCP to establish its connections, then sends
-//! whatever comes to its mind with their addresses (P-06, P-07).
+//! A hostile machine: it speaks just enough TCP to establish its connections, then sends anything
+//! with their addresses (P-06, P-07).
 //!
-//! As a remote it uses only addresses of its own: who may use those of others is the network's
-//! affair. As a guest it uses any, and writes what it likes into its virtio headers: what is not
-//! its own must not get past the host. It tires after [`FRAMES_MAX`] frames, so that runs end.
-//! Nothing is expected of its connections, and it reports none.
+//! As a remote it uses only addresses of its own, because the network decides which addresses it
+//! may use. As a guest it uses any, and writes anything into its virtio headers; frames with
+//! foreign addresses must not get past the host. It stops after [`FRAMES_MAX`] frames, so that runs
+//! end. Nothing is expected of its connections, and it reports none.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -43,13 +43,13 @@ pub(super) struct Hostile {
     conns: BTreeMap<Key, Conn>,
     /// When the clients among them send their SYN.
     opens: BTreeSet<(Instant, Key)>,
-    /// The next burst, once there is somebody to annoy.
+    /// The next burst, once it has a peer.
     next_at: Option<Instant>,
     left: u32,
     out: VecDeque<Frame>,
 }
 
-/// What it knows of a connection, which is what the peer said last.
+/// Its knowledge of a connection: the peer's last segment.
 #[derive(Clone, Copy, Debug)]
 struct Conn {
     route: Route,
@@ -303,7 +303,7 @@ impl Hostile {
         self.send(segment.frame(&conn.route));
     }
 
-    /// Acknowledges what has not come yet.
+    /// Acknowledges bytes that have not arrived yet.
     fn optimist(&mut self, key: Key) {
         let ack = self.conn(key).ack.wrapping_add(self.random.pick(&[1, 1448, 14_480, 100_000]));
         self.pure_ack(key, ack, 65_535);
@@ -319,7 +319,7 @@ impl Hostile {
         }
     }
 
-    /// Sends the same place twice with different bytes, and perhaps what lies before it.
+    /// Sends the same place twice with different bytes, and perhaps earlier bytes.
     fn overlaps(&mut self, key: Key) {
         let gap = self.random.pick(&[0, 10, 1000]);
         for n in 0..2_u32 {
@@ -416,7 +416,7 @@ impl Hostile {
         self.send(Frame::on_wire(bytes));
     }
 
-    /// A segment in the name of somebody else.
+    /// A segment with another machine's addresses.
     fn stolen_addresses(&mut self, key: Key) {
         let mut frame = self.any_segment(key);
         let victim = self.somebody().address();
@@ -438,7 +438,7 @@ impl Hostile {
         if somebody == self.machine { Machine::Remote(9) } else { somebody }
     }
 
-    /// "I have the address of somebody else."
+    /// An ARP message that claims another machine's address.
     fn stolen_arp(&mut self) {
         let victim = self.somebody().address();
         let mut bytes = vec![0xff; 6];
@@ -462,7 +462,7 @@ impl Hostile {
         self.send(Frame::on_wire(bytes));
     }
 
-    /// A segment whose virtio header says what it likes.
+    /// A segment with an arbitrary virtio header.
     fn wild_header(&mut self, key: Key) {
         let mut frame = self.any_segment(key);
         let odd = |it: &mut Self, right: u16| {
@@ -481,7 +481,7 @@ impl Hostile {
     }
 }
 
-/// Makes the checksum of an IPv4 header right, so that somebody looks behind it.
+/// Makes the checksum of an IPv4 header right, so that receivers read on.
 fn repair_v4(bytes: &mut [u8]) {
     if bytes.len() >= ETHERNET + 20 && bytes[12..14] == [8, 0] {
         bytes[V4_CHECKSUM_AT..V4_CHECKSUM_AT + 2].fill(0);

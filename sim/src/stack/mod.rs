@@ -1,4 +1,4 @@
-//! The TCP of the machines in the world: what they have in common.
+//! The common interface of the machines' TCPs.
 
 pub mod address;
 pub mod app;
@@ -86,12 +86,12 @@ pub fn build(plan: &StackPlan, machine: Machine, mtu: u16, seed: u64) -> Box<dyn
     }
 }
 
-/// What an end saw that no conforming peer would have sent.
+/// An observation of an end that no conforming peer would have caused.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Complaint {
     /// In which connection.
     pub conn: ConnId,
-    /// What it was.
+    /// The observation.
     pub cause: &'static str,
     /// How often.
     pub count: u64,
@@ -102,7 +102,7 @@ pub struct Complaint {
 pub struct EndReport {
     /// Which connection.
     pub conn: ConnId,
-    /// Whose end.
+    /// The machine with this end.
     pub machine: Machine,
     /// Application bytes handed to TCP so far, and in all.
     pub written: u64,

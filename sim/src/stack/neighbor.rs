@@ -1,5 +1,5 @@
-//! What a machine says besides TCP: who has its addresses (ARP, RFC 826; neighbour discovery,
-//! RFC 4861). It knows the addresses of others from their numbers and never asks.
+//! A machine's answers besides TCP: its addresses (ARP, RFC 826; neighbour discovery, RFC 4861). It
+//! knows the addresses of others from their numbers and never asks.
 
 use super::address::{Address, Key};
 use super::emit::ETHERNET;

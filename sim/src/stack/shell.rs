@@ -1,4 +1,4 @@
-//! What every machine has around its TCP: connections by number and by ports, their timers, their
+//! The common shell of every machine's TCP: connections by number and by ports, their timers, their
 //! applications.
 //!
 //! A [`Shell`] finds the connection of a frame and runs its application afterwards; the [`Tcp`]

@@ -1,16 +1,17 @@
-//! smoltcp 0.14 as a machine's TCP: a stack nobody here wrote, with its own ideas.
+//! smoltcp 0.14 as a machine's TCP: an independent stack, with its own behaviour.
 //!
 //! Every connection has a socket set of its own, so that a frame or a timer costs the same however
-//! many connections there are. What is known of smoltcp and worked around here, never in what the
-//! host may do:
+//! many connections there are. Known faults of smoltcp are worked around here, never in the host's
+//! limits:
 //!
-//! - After TIME-WAIT it forgets what was not read. From the other's FIN on all is read at once.
+//! - After TIME-WAIT it forgets unread bytes. From the other's FIN on all is read at once.
 //! - It can stop repeating its FIN once the data before it is acknowledged. A connection that has
 //!   only its FIN outstanding for [`USER_TIMEOUT`] is reset.
 //! - A listening socket that gets an RST after its SYN-ACK listens again. Here it is over.
-//! - It takes the window of its SYN-ACK for a scaled one, and so what lies behind its buffer, which
-//!   ends in an assertion (seed 45220). And of a segment of which it has no room for all bytes it
-//!   takes the FIN (40908). Here what lies behind its buffer is cut off before it comes.
+//! - It takes the window of its SYN-ACK for a scaled one, and so takes bytes behind its buffer,
+//!   which ends in an assertion (seed 45220). And if it has no room for all bytes of a segment, it
+//!   takes the segment's FIN nevertheless (40908). Here bytes behind its buffer are cut off before
+//!   they arrive.
 
 use etherparse::checksum::Sum16BitWords;
 use nightporter_core::time::Instant;

@@ -1,6 +1,6 @@
-//! Seeds with congestion offload: VMs that the host sends for, guests that hand over all they have
-//! at once, paths with a bottleneck, and remotes that try to make the host send faster than it may.
-//! Its chances are its own: seeds without stay as they are.
+//! Seeds with congestion offload: VMs for which the host sends, guests that hand over all their
+//! data at once, paths with a bottleneck, and remotes that try to make the host send too fast. It
+//! draws from streams of its own, so seeds without congestion offload stay as they are.
 
 use nightporter_core::limits::PAGE;
 use nightporter_core::time::{Duration, Instant};

@@ -1,6 +1,6 @@
-//! What few seeds have after all else has healed: one thing each that goes wrong by itself, between
-//! a guest of the seed and a remote that is there for it. What is rare among a hundred faults, and
-//! forgiven because of them, is certain here, and nobody's but the host's.
+//! Extras of few seeds after everything else has healed: each is one fault by itself, between a
+//! guest of the seed and an extra remote. Events that are rare among a hundred faults, and excused
+//! because of them, are certain here, and only the host can cause a violation.
 
 use nightporter_core::limits::PAGE;
 use nightporter_core::time::{Duration, Instant};

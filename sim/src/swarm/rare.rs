@@ -1,4 +1,4 @@
-//! What few seeds have besides. Its chances are its own: the rest of a seed stays as it is.
+//! Extras of few seeds. They draw from streams of their own, so the rest of a seed stays as it is.
 
 use nightporter_core::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! What goes wrong with hosts and machines, and how it is put right.
+//! Faults of hosts and machines, and their repair.
 
 use nightporter_core::engine::Engine;
 use nightporter_core::port::PortId;
@@ -25,7 +25,7 @@ const MIGRATION_LOOK: Duration = Duration::from_millis(10);
 /// How long a guest stands still while it moves, and a driver takes to come back.
 const DOWNTIME: Duration = Duration::from_millis(20);
 
-/// What somebody who listens knows of a live connection: the newest segment of R.
+/// A listener's knowledge of a live connection: the newest segment of R.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Known {
     pub(super) packet: Packet,
@@ -175,7 +175,7 @@ impl World<'_> {
         self.command(engines, guest, |_, e, _, port| e.set_congestion_offload(port, on))
     }
 
-    /// An operator's command for a guest's port, and what follows from it.
+    /// An operator's command for a guest's port, and its consequences.
     fn command(
         &mut self,
         engines: &mut Engines<'_>,
@@ -364,7 +364,7 @@ impl World<'_> {
         self.schedule(self.now + wait, Event::FaultGoesOn(i));
     }
 
-    /// A stranger's SYN, and the guest's answer: an entry that nobody ever uses.
+    /// A stranger's SYN, and the guest's answer: an entry that is never used.
     fn flood_flows(&mut self, guest: u16) {
         let g = Machine::Guest(guest).address();
         let n = self.random.bits().to_be_bytes();
@@ -399,7 +399,7 @@ impl World<'_> {
         *self.faults.entry("stray handshakes").or_default() += 1;
     }
 
-    /// A frame of each of the machines that `guest` routes for: an RST that concerns nobody.
+    /// A frame of each of the machines that `guest` routes for: an RST without a connection.
     fn show_addresses(&mut self, guest: u16, addresses: u16) {
         let to = Machine::Remote(0).address();
         let frame = |n: u16| {

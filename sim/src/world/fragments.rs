@@ -1,5 +1,5 @@
-//! IP fragments: what a guest sends past a parser that wants whole segments, and what its peer
-//! makes of them (RFC 791 section 3.2, without holes that overlap: nobody here sends such).
+//! IP fragments: a guest sends them past a parser that wants whole segments, and its peer
+//! reassembles them (RFC 791 section 3.2, without overlapping holes, which no machine here sends).
 
 use std::collections::BTreeMap;
 
@@ -42,7 +42,7 @@ fn finish(bytes: &mut [u8], fragment: u16) {
     put(bytes, 10, !u16::try_from(sum).unwrap_or(0));
 }
 
-/// The two halves of a plain IPv4 frame; what is none, or too short, stays whole.
+/// The two halves of a plain IPv4 frame; another frame, or a short one, stays whole.
 pub(super) fn split(frame: Frame) -> Vec<Frame> {
     let bytes = &frame.bytes;
     if !is_v4(bytes) || field(bytes, 6) & !WHOLE != 0 {
@@ -64,7 +64,7 @@ pub(super) fn split(frame: Frame) -> Vec<Frame> {
 }
 
 impl Fragments {
-    /// What a receiver makes of a frame: itself, nothing yet, or the packet it completes.
+    /// The result of a frame at a receiver: itself, nothing yet, or the packet that it completes.
     pub(super) fn take(&mut self, frame: Frame) -> Option<Frame> {
         if !is_v4(&frame.bytes) || field(&frame.bytes, 6) & !WHOLE == 0 {
             return Some(frame);

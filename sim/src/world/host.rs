@@ -23,7 +23,7 @@ const MERGED_FLOWS: usize = 8;
 /// Between two hosts: through one switch.
 const SWITCH: Duration = Duration::from_micros(20);
 
-/// What belongs to a host and survives its daemon, and what its worker keeps besides the engine.
+/// The state of a host that survives its daemon, and its worker's state besides the engine.
 pub(super) struct Host {
     index: u8,
     /// Arrived and not yet read by the worker; `true`: forged.
@@ -34,7 +34,7 @@ pub(super) struct Host {
     pub(super) ports: Vec<Option<PortId>>,
     busy_until: Instant,
     turn_at: Instant,
-    /// Its worker has something to do, and somebody else its processor.
+    /// Its worker has work, and another machine has its processor.
     worker_waits: bool,
     /// When it last got the processor after it had waited.
     worker_runs_since: Instant,
@@ -267,7 +267,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Sends what the engine made.
+    /// Sends the frames that the engine made.
     pub(super) fn send_made(&mut self, engine: &mut Engine<'_>, h: u8) -> Result<(), Stop> {
         let now = self.now;
         self.with_turn(h, |turn, ports| turn.transmit(now, engine, ports))
@@ -328,8 +328,8 @@ impl World<'_> {
         }
     }
 
-    /// A frame as the path to or from remote `r` carries it. What breaks bits finds none without
-    /// a checksum.
+    /// A frame as the path to or from remote `r` carries it. A fault that flips bits finds no frame
+    /// without a checksum.
     fn on_path(&self, r: usize, frame: Frame) -> Vec<Frame> {
         let breaks = |f: &Fault| match f.kind {
             FaultKind::Corrupt { remote, .. } => usize::from(remote) == r,

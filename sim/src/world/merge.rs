@@ -1,4 +1,4 @@
-//! What the uplink's network card and its kernel do before the daemon reads: checksums are
+//! The work of the uplink's network card and kernel before the daemon reads: checksums are
 //! verified, and segments that follow each other become one (GRO, `tcp_gro_receive`).
 //!
 //! Written from the rules, without the parser of `core`: a mistake there cannot hide here.

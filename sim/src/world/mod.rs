@@ -1,10 +1,10 @@
-//! The world: machines, paths, hosts and what goes wrong with them, in virtual time.
+//! The world: machines, paths, hosts and their faults, in virtual time.
 //!
 //! # Primer
 //!
-//! One queue of events, ordered by time and then by when they were made; nothing else moves time.
-//! A daemon's life is one call of [`World::live`], which borrows the engines: that is how a crash
-//! (drop the engines, keep the arena's memory) is the same thing here as in the daemon. What
+//! There is one queue of events, ordered by time and then by their creation; nothing else moves
+//! time. A daemon's life is one call of [`World::live`], which borrows the engines. So a crash
+//! (drop the engines, keep the arena's memory) is the same here as in the daemon. State that
 //! survives a crash (rings, the uplink's queue) belongs to the world, not to the engine.
 
 mod faults;
@@ -38,7 +38,7 @@ use nightporter_check::weight::Weight;
 use nightporter_check::wire::{Ip, Packet, Tcp, ipv4_header_ok, tcp_checksum_ok};
 use node::Node;
 
-/// What watches a run and decides nothing.
+/// An observer of a run that decides nothing.
 pub trait Recorder {
     /// A frame passed a tap.
     fn frame(&mut self, tapped: &Tapped<'_>);
@@ -51,7 +51,7 @@ pub struct RunEnd {
     pub violation: Option<Violation>,
     /// Both ends of every connection, as far as their machines still know them.
     pub ends: Vec<EndReport>,
-    /// What went wrong on purpose: kind and how often.
+    /// Deliberate faults: kind and number.
     pub faults: BTreeMap<&'static str, u64>,
     /// Application bytes that were read.
     pub bytes: u64,
@@ -61,9 +61,9 @@ pub struct RunEnd {
     pub steps: u64,
     /// Which event met a flow in which state.
     pub reach: Reach,
-    /// What it carried.
+    /// The amount that it carried.
     pub weight: Weight,
-    /// What was excused.
+    /// The excuses.
     pub excuses: Excuses,
     /// When it ended.
     pub at: Instant,
@@ -100,7 +100,7 @@ enum Event {
     /// Another frame of a [`FaultKind::Forge`] or `FlowFlood`.
     FaultGoesOn(usize),
     Migration(u16),
-    /// See whether all remotes of a VM that has gone have been told.
+    /// Look whether all remotes of a VM that has gone were told.
     Removal(u16),
     DriverIsBack(u16),
     Healed,
@@ -156,12 +156,12 @@ pub struct World<'r> {
     /// Steps until the daemons die, and whether their arenas survive that; when they are back.
     dies_in: Option<(u32, bool)>,
     back_at: Instant,
-    /// Newest addresses and numbers of live connections: what forgers know.
+    /// Newest addresses and numbers of live connections, which forgers know.
     known: Vec<faults::Known>,
     forges: bool,
 }
 
-/// A core and who shares it.
+/// A core and its machines.
 struct CoreOf {
     core: Core,
     members: Vec<Member>,
@@ -230,7 +230,7 @@ impl<'r> World<'r> {
         world
     }
 
-    /// A frame of somebody who is not in the plan will come to the first host's uplink at `at`.
+    /// A frame of a machine outside the plan will come to the first host's uplink at `at`.
     pub fn add_frame(&mut self, at: Instant, frame: Frame) {
         self.schedule(at, Event::ToHost(0, frame, false));
     }
@@ -356,7 +356,7 @@ impl<'r> World<'r> {
         self.queue.push(Reverse(Scheduled { at: at.max(self.now), order: self.order, event }));
     }
 
-    /// Every connection is over, but those with machines of which nothing is expected.
+    /// Every connection is over, except those of hostile machines.
     fn all_ended(&self) -> bool {
         let open = |n: &Node| !n.is_excused() && n.stack.ends_open() > 0;
         if !self.nodes.iter().any(open) {

@@ -54,7 +54,7 @@ pub(super) struct Node {
     pub(super) progress: bool,
     /// The host waits for room in the ring.
     pub(super) host_waits: bool,
-    /// The host asked to be told of its next frame.
+    /// The host asked for a notification of its next frame.
     pub(super) host_sleeps: bool,
     /// It has told the host of a frame or of room.
     pub(super) kicked: bool,
@@ -62,7 +62,7 @@ pub(super) struct Node {
     /// Its frames go past the host; or through it in fragments.
     pub(super) one_way: bool,
     pub(super) fragments: bool,
-    /// What it got in fragments.
+    /// Packets that it got in part.
     incomplete: Fragments,
     random: Random,
     step_pending: bool,
@@ -200,7 +200,7 @@ impl Node {
         self.forgotten.iter().cloned().chain(self.stack.ends()).collect()
     }
 
-    /// Starts again: nobody remembers the connections, the rings are empty.
+    /// Starts again: it has no connections, and the rings are empty.
     pub(super) fn reboot(&mut self, plan: &Plan, now: Instant) {
         for mut end in self.stack.ends() {
             let over = matches!(end.outcome, Outcome::Closed | Outcome::Reset);
@@ -351,7 +351,7 @@ impl World<'_> {
         }
     }
 
-    /// Into the ring of guest `i`, or by whatever way it takes now.
+    /// Into the ring of guest `i`, or by its present other way.
     fn send_from_guest(&mut self, i: usize, frames: Vec<Frame>) {
         if self.nodes[i].one_way || self.nodes[i].fragments {
             self.tell_past(i, &frames);

@@ -30,7 +30,7 @@ pub(super) struct HostPorts<'w, 'r> {
 }
 
 impl<'r> World<'r> {
-    /// Does something with the turn of host `h`, whose ports are in this world.
+    /// Runs a function with the turn of host `h`, whose ports are in this world.
     pub(super) fn with_turn<T>(
         &mut self,
         h: u8,
@@ -55,7 +55,7 @@ impl HostPorts<'_, '_> {
         ports.iter().position(|p| *p == Some(port))
     }
 
-    /// The worker hears of what has come since its last turn.
+    /// The worker is told of the frames since its last turn.
     pub(super) fn wake(&mut self, now: Instant, engine: &mut Engine<'_>, turn: &mut Turn) {
         let host = &self.world.hosts[usize::from(self.host)];
         if !host.uplink.is_empty() {

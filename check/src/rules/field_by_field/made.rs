@@ -1,10 +1,10 @@
-//! What the host makes for R: its own ACKs (EMIT-R), and with congestion offload what it sends of
-//! G's bytes (FLOOD-24, FLOOD-35, COM-20, COM-21).
+//! Frames that the host makes for R: its own ACKs (EMIT-R), and with congestion offload the
+//! segments with G's bytes (FLOOD-24, FLOOD-35, COM-20, COM-21).
 //!
-//! No field is anybody's but its own: nothing urgent, of options the timestamps that were agreed on
-//! and, on a bare ACK, SACK; no fragments. TTL, DSCP and flow label, which are G's, are judged with
-//! those of all frames. A segment is no longer than R takes; new bytes are ECN-capable if that was
-//! agreed on, and nothing else is; CWR comes in a segment of its own; the last byte that there is
+//! All fields are the host's own: nothing urgent, no options except the negotiated timestamps and,
+//! on a bare ACK, SACK; no fragments. TTL, DSCP and flow label, which are G's, are judged with
+//! those of all frames. A segment is no longer than R takes. New bytes are ECN-capable if that was
+//! negotiated, and nothing else is. CWR comes in a segment of its own. The last byte that there is
 //! is pushed.
 
 use super::{Ensure, options_len, sizes};
@@ -16,7 +16,7 @@ use crate::wire::{IpVersion, TcpFlags};
 const TIMESTAMPS: u32 = 12;
 /// The ECN bits of a packet that is capable, as hosts send it (RFC 3168 section 5).
 const ECT0: u8 = 2;
-/// What a segment with bytes of G may have.
+/// The flags that a segment with bytes of G may have.
 const OF_DATA: TcpFlags = TcpFlags(
     TcpFlags::ACK.0 | TcpFlags::PSH.0 | TcpFlags::FIN.0 | TcpFlags::CWR.0 | TcpFlags::ECE.0,
 );
@@ -45,7 +45,8 @@ pub(super) fn data(h: &History, o: &Out<'_>) -> Ensure {
     if h.offline {
         return Ok(()); // of a capture nobody knows how it was cut
     }
-    // What ends with all that G has sent has nothing to wait for (RFC 9293 section 3.9.1).
+    // A segment that ends with all that G has sent has nothing to wait for (RFC 9293 section
+    // 3.9.1).
     let g = h.end(Side::G);
     let last = o.tcp.payload_len > 0 && o.end == g.fin.unwrap_or(g.end);
     if last && !o.tcp.flags.contains(TcpFlags::PSH) {
@@ -75,7 +76,7 @@ fn plain(o: &Out<'_>, flags: TcpFlags) -> Ensure {
     }
 }
 
-/// The timestamps that were agreed on, and so many bytes more.
+/// The negotiated timestamps, and so many bytes more.
 fn options(h: &History, o: &Out<'_>, more: u32) -> Ensure {
     let clocks = o.tcp.options.timestamps.is_some();
     let most = more + if h.timestamps() { TIMESTAMPS } else { 0 };

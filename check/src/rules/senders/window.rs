@@ -1,8 +1,8 @@
-//! The widest window of a conforming sender, if all that is acknowledged has used it.
+//! The widest window of a conforming sender, if all acknowledged bytes have used it.
 
 use nightporter_core::time::Instant;
 
-/// What a reduction leaves, in tenths (RFC 9438 section 4.6), and two segments at least.
+/// The rest after a reduction, in tenths (RFC 9438 section 4.6), and two segments at least.
 const LEFT_TENTHS: u64 = 7;
 /// RFC 9438's constant, segments per second cubed.
 const CUBIC: f64 = 0.4;
@@ -15,7 +15,7 @@ pub(super) struct Window {
     pub(super) slow_to: u64,
     /// When it was last reduced, and from what.
     reduced: Option<(Instant, u64)>,
-    /// What RFC 5681 makes of it since then.
+    /// The window by RFC 5681 since then.
     reno: f64,
 }
 

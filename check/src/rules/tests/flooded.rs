@@ -1,4 +1,4 @@
-//! Of a guest that the host sends for.
+//! Traces of a guest for which the host sends.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! The tool beside a host that the test plays, in a network namespace of its own. Needs root.
+//! The tool in a network namespace of its own, with a host that the test plays. Needs root.
 
 mod flooding;
 mod np_flood;

@@ -1,4 +1,4 @@
-//! The congestion control `np_flood`. There is one of a name in a kernel, so these tests are one.
+//! The congestion control `np_flood`. A kernel has one of each name, so these tests are one.
 
 use std::time::{Duration, Instant};
 

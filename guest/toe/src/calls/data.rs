@@ -1,4 +1,4 @@
-//! What moves data. A read looks at nothing as long as it gets some; a write looks at a byte.
+//! Functions that move data. A read that gets bytes makes no checks; a write checks one byte.
 
 use std::mem;
 use std::ptr;
@@ -11,7 +11,7 @@ use crate::sys::{self, Fd};
 use crate::table::{self, Kind};
 use crate::{ends, listen};
 
-/// Before a read: what it is to give at once, if it is not to be done.
+/// Before a read: its immediate result, if it is not to be done.
 #[inline]
 fn refused(fd: Fd, flags: c_int) -> Option<ssize_t> {
     if table::kind(fd) == Kind::Connecting
@@ -161,7 +161,7 @@ pub(crate) unsafe extern "C-unwind" fn recvmsg(fd: Fd, to: *mut msghdr, flags: c
     }
     // SAFETY: the caller's arguments.
     let got = unsafe { sys::recvmsg(fd, to, flags) };
-    // SAFETY: the call has looked at what `to` points to.
+    // SAFETY: the call has looked at the target of `to`.
     if got >= 0 && unsafe { (*to).msg_controllen } > 0 {
         // SAFETY: as before.
         unsafe { each_descriptor(to, |fd| table::forget(*fd)) };

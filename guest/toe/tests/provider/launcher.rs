@@ -1,4 +1,4 @@
-//! What a program sees under the launcher when something goes wrong.
+//! Programs under the launcher when something goes wrong.
 
 use std::ffi::OsString;
 use std::fs::{self, Permissions};

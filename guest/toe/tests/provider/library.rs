@@ -1,4 +1,4 @@
-//! What a program sees under the library when something goes wrong, or when it does what few do.
+//! Programs under the library when something goes wrong, or when they do unusual things.
 
 use crate::World;
 use crate::script::{Script, signal};

@@ -1,4 +1,4 @@
-//! Programs that a test writes: Python that says what it sees, a line each.
+//! Programs of a test: Python that prints its results, a line each.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;

@@ -1,4 +1,4 @@
-//! A static program of Go, which no library can be put under, built by Debian's compiler.
+//! A static program of Go, under which no library can be put, built by Debian's compiler.
 
 use std::fs;
 use std::path::PathBuf;

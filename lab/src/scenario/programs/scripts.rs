@@ -3,11 +3,11 @@
 /// Bytes that each script of Python sends each way at least.
 pub(super) const ECHOED: u64 = 8 * 1_000_000;
 
-/// What `ssh` is given.
+/// The options of `ssh`.
 pub(super) const SSH: &str = "-i /srv/key -o StrictHostKeyChecking=no \
      -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR";
 
-/// What packages make when they are installed, and what programs send.
+/// Files that packages make when they are installed, and data that programs send.
 pub(super) const PREPARE: &str = "
 chmod 0755 /tmp/listens
 mkdir -p /srv/.ssh /run/sshd /dev/shm /var/log/nginx /var/lib/nginx
@@ -18,7 +18,7 @@ head -c 20000000 /dev/urandom > /tmp/file
 head -c 1000 /dev/urandom > /tmp/small
 ";
 
-/// Whether somebody listens at a TCP port, at once or within ten seconds.
+/// Whether a TCP port has a listener, at once or within ten seconds.
 const LISTENS: &str = r#"#!/bin/sh
 port=$(printf ':%04X' "$1")
 turn=0

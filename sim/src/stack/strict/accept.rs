@@ -1,5 +1,5 @@
-//! Which segments are looked at, in the order of Linux 6.18 (`tcp_validate_incoming`, `tcp_ack`,
-//! `tcp_data_queue`), and what is wrong with those that no conforming peer would have sent.
+//! Which segments are processed, in the order of Linux 6.18 (`tcp_validate_incoming`, `tcp_ack`,
+//! `tcp_data_queue`), and the faults of those that no conforming peer would have sent.
 
 use nightporter_core::time::{Duration, Instant};
 

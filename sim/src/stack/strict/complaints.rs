@@ -1,4 +1,4 @@
-//! What the other side did that it should not have done.
+//! Faults of the other side.
 
 use std::collections::BTreeMap;
 

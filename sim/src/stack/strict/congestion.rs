@@ -1,6 +1,6 @@
 //! How much may be in flight, and how long to wait for its acknowledgement: slow start and
 //! congestion avoidance (RFC 5681) from ten segments (RFC 6928), timeouts (RFC 6298) with Linux's
-//! bounds, and the way back if a reaction was for nothing (RFC 3522).
+//! bounds, and the undoing of a spurious reaction (RFC 3522).
 
 use nightporter_core::time::{Duration, Instant};
 

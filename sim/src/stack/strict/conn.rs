@@ -1,4 +1,4 @@
-//! One connection: its state, its timers, and what it sends.
+//! One connection: its state, its timers, and its segments.
 
 use nightporter_core::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! SYN, SYN-ACK, and what they agree on (RFC 9293 section 3.5, RFC 7323, RFC 3168 section 6.1.1).
+//! SYN, SYN-ACK, and their negotiation (RFC 9293 section 3.5, RFC 7323, RFC 3168 section 6.1.1).
 
 use nightporter_core::time::Instant;
 

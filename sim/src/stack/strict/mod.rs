@@ -1,11 +1,12 @@
-//! Our own TCP, for what smoltcp does not do: SACK both ways, ECN, odd options, any initial
-//! sequence number, super-segments, window taken back, path MTU discovery; it refuses what Linux
-//! 6.18 would refuse (K-01 to K-06) and complains of what no conforming peer would have sent.
+//! Our own TCP, for features that smoltcp lacks: SACK both ways, ECN, odd options, any initial
+//! sequence number, super-segments, window taken back, path MTU discovery. It refuses segments that
+//! Linux 6.18 would refuse (K-01 to K-06) and complains of those that no conforming peer would have
+//! sent.
 //!
 //! Theory of operation: [`Strict`] is the machine; a [`Conn`] is a connection. A segment goes
-//! through `accept` (may it be looked at?), then to the [`send::Sender`] (its ACK) and the
-//! [`receive::Receiver`] (its data); [`Conn::poll`] runs timers and makes what can be sent.
-//! Sequence numbers inside are unwrapped places (`ranges::Place`): 0 is the SYN.
+//! through `accept` (may it be processed?), then to the [`send::Sender`] (its ACK) and the
+//! [`receive::Receiver`] (its data); [`Conn::poll`] runs timers and makes the segments that can be
+//! sent. Sequence numbers inside are unwrapped places (`ranges::Place`): 0 is the SYN.
 //!
 //! Caveats: no simultaneous open, no urgent data, no tail loss probes, Reno instead of CUBIC.
 //! Streams are compared on arrival and not stored.

@@ -1,7 +1,7 @@
-//! The receiving half: what is taken, what window is shown, when an ACK is due; as Linux 6.18 does
-//! (`tcp_data_queue`, `__tcp_select_window`, `__tcp_ack_snd_check`).
+//! The receiving half: which bytes are taken, which window is shown, when an ACK is due; as in
+//! Linux 6.18 (`tcp_data_queue`, `__tcp_select_window`, `__tcp_ack_snd_check`).
 //!
-//! Bytes are compared with what they should be when they arrive, and then only counted.
+//! Bytes are compared with the expected ones when they arrive, and then only counted.
 
 use nightporter_core::time::{Duration, Instant};
 

@@ -1,8 +1,8 @@
-//! The sending half: what may be sent next, what was lost, when to try again.
+//! The sending half: which bytes may be sent next, which were lost, when to try again.
 //!
-//! Loss is noticed by three duplicate ACKs or by SACKs more than three segments ahead, repaired as
-//! RFC 6675 says (by RFC 6582 without SACK), or by a timeout. Fast recovery does not notice the
-//! loss of what it sent again; the timeout does. There are no tail loss probes.
+//! Loss is noticed by three duplicate ACKs or by SACKs more than three segments ahead, and repaired
+//! by RFC 6675 (by RFC 6582 without SACK), or by a timeout. Fast recovery does not notice the loss
+//! of a retransmission; the timeout does. There are no tail loss probes.
 
 use nightporter_core::time::{Duration, Instant};
 

@@ -1,6 +1,7 @@
-//! Traces of our TCP: what it takes, refuses, sends and complains of, with its rule of Linux.
+//! Traces of our TCP: the segments that it takes, refuses, sends and complains of, with the rule of
+//! Linux.
 //!
-//! `t.gets(seg(1, 1001).ack(1))` is a segment from the peer, `t.sent()` what came back, as text:
+//! `t.gets(seg(1, 1001).ack(1))` is a segment from the peer, `t.sent()` the answers, as text:
 //! `1:1 ack 1001` is an empty segment at 1. Numbers are relative; streams start at 1.
 
 use nightporter_core::time::{Duration, Instant};
