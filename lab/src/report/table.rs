@@ -47,7 +47,8 @@ impl Report {
             let _ = writeln!(
                 out,
                 "{looks:4} looks after downloads over {:11}: {timeouts} timeouts of the guest, \
-                 which sent {copies} segments again of {segments}; {paws} PAWSEstab and {skipped} TCPACKSkipped of the remote.",
+                 which sent {copies} segments again of {segments}; \
+                 {paws} PAWSEstab and {skipped} TCPACKSkipped of the remote.",
                 path.name()
             );
         }
