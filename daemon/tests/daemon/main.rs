@@ -16,6 +16,7 @@ mod guest;
 #[allow(dead_code)]
 mod host;
 mod limits;
+mod networks;
 mod operators;
 mod overlay;
 mod registry;
