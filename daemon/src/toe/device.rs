@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use nightporter_api::ToeStatus;
+use nightporter_core::port::PortId;
 use nightporter_core::toe::control::LEN;
 use nightporter_core::toe::guest::Packet;
 use nightporter_core::toe::sockets::SocketId;
@@ -12,6 +14,7 @@ use crate::vhost::vsock::Vsock;
 
 use super::fabric::StreamId;
 use super::shares::Shares;
+use super::{Toe, vm};
 
 /// Packets to a guest that are filled at once: more than the longest message takes of buffers of a
 /// page.
@@ -142,5 +145,26 @@ impl Device {
         self.blocked = None;
         self.streams.clear();
         self.served_last = None;
+    }
+}
+
+impl Toe {
+    /// What an operator hears of the device of the VM behind this port, if it has one.
+    pub fn status(&self, port: PortId) -> Option<ToeStatus> {
+        let at = usize::from(port.0);
+        let device = self.devices.get(at)?.as_deref()?;
+        let of_port = device.port.stats();
+        Some(ToeStatus {
+            listens: device.port.listens(),
+            running: device.is_up,
+            sockets: self.host.sockets_of(vm(at)) as u64,
+            kept_bytes: self.kept.of_sender(at) as u64,
+            packets_from_guest: device.stats.packets_from_guest,
+            packets_to_guest: device.stats.packets_to_guest,
+            bytes_to_guest: device.stats.bytes_to_guest,
+            ring_faults: of_port.ring_faults,
+            memory_faults: of_port.memory_faults,
+            blocked: of_port.blocked,
+        })
     }
 }

@@ -33,7 +33,6 @@ mod ucx;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
-use nightporter_api::ToeStatus;
 use nightporter_core::port::PortId;
 use nightporter_core::time::Instant;
 use nightporter_core::toe::control;
@@ -124,25 +123,6 @@ impl Toe {
     pub(crate) fn ports(&self) -> Vec<PortId> {
         let there = (0..).map(PortId).zip(&self.devices);
         there.filter(|(_, device)| device.is_some()).map(|(port, _)| port).collect()
-    }
-
-    /// What an operator hears of the device of the VM behind this port, if it has one.
-    pub fn status(&self, port: PortId) -> Option<ToeStatus> {
-        let at = usize::from(port.0);
-        let device = self.devices.get(at)?.as_deref()?;
-        let of_port = device.port.stats();
-        Some(ToeStatus {
-            listens: device.port.listens(),
-            running: device.is_up,
-            sockets: self.host.sockets_of(vm(at)) as u64,
-            kept_bytes: self.kept.of_sender(at) as u64,
-            packets_from_guest: device.stats.packets_from_guest,
-            packets_to_guest: device.stats.packets_to_guest,
-            bytes_to_guest: device.stats.bytes_to_guest,
-            ring_faults: of_port.ring_faults,
-            memory_faults: of_port.memory_faults,
-            blocked: of_port.blocked,
-        })
     }
 
     /// Other rules of the operator's, for what connects from now on.
