@@ -18,6 +18,7 @@ pub mod overlay;
 pub mod rings;
 pub mod sender;
 pub mod sockets;
+pub mod streams;
 pub mod wire;
 
 /// A target: its name for `cargo fuzz`, its function, and its first inputs.
@@ -38,6 +39,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "overlay", run: overlay::run, seeds: overlay::seeds },
     Target { name: "sender", run: sender::run, seeds: sender::seeds },
     Target { name: "sockets", run: sockets::run, seeds: sockets::seeds },
+    Target { name: "streams", run: streams::run, seeds: streams::seeds },
     Target { name: "arena", run: arena::run, seeds: arena::seeds },
     Target { name: "config", run: config::run, seeds: config::seeds },
     Target { name: "flow", run: flow::run, seeds: flow::seeds },

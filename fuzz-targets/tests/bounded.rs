@@ -113,6 +113,11 @@ fn no_guest_and_no_host_that_lies_about_sockets_hurts_others() {
 }
 
 #[test]
+fn whatever_another_host_says_in_a_stream_is_read_as_it_was_said_or_not_at_all() {
+    survives("streams", 1000);
+}
+
+#[test]
 fn an_arena_in_any_state_is_taken_over_or_refused() {
     survives("arena", 800);
 }

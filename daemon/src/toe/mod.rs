@@ -52,6 +52,7 @@ use batch::Batch;
 use device::{Blocked, Device};
 pub(crate) use fabric::{Doors, listen_at};
 use fabric::{Gone, StreamId, Streams};
+pub use fabric::{Heard, StreamReader};
 use kept::{Kept, KeptBytes};
 pub use rules::Member;
 use rules::Rules;

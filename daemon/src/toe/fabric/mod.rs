@@ -4,6 +4,7 @@
 //! - `stream` is one of them: messages and payload, in and out.
 //! - `beside` is UCX, if payload goes by that.
 //! - `peers` is who may speak for whom, as the registry says.
+//! - `reader` is a stream for the fuzzer.
 //! - `tickets` is by what a stream shows whose it is.
 //! - Here are all streams of this host: how they come, by [`Dialer`] and by listeners, those that
 //!   are idle, and when one has waited long enough.
@@ -13,6 +14,7 @@
 
 mod beside;
 mod peers;
+mod reader;
 mod stream;
 mod tickets;
 
@@ -44,7 +46,9 @@ use crate::toe::ucx::{Ucx, Worker};
 use crate::token::Token;
 use crate::vhost::vsock::Vsock;
 pub(super) use peers::{Gone, Peers};
-pub(super) use stream::{Heard, Lost, Stream, Waits};
+pub use reader::StreamReader;
+pub use stream::Heard;
+pub(super) use stream::{Lost, Stream, Waits};
 
 /// Streams at most, and half as many as the process may have descriptors.
 const STREAMS_MAX: usize = 32_768;

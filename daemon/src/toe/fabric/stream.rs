@@ -32,6 +32,8 @@ const PLAIN: u8 = 1;
 const INTRODUCED: u8 = 2;
 const HEAD_LEN: usize = LEN + REQUEST_LEN;
 const _: () = assert!(HELLO_LEN <= HEAD_LEN);
+/// Bytes of an introduction, at most.
+pub(super) const INTRODUCTION_MAX: usize = HEAD_LEN + ADDRESS_MAX;
 /// Bytes that wait and are written in a turn.
 const FLUSHED_PER_TURN: usize = 256 << 10;
 /// Bytes that were written are cut off when they are so many, so that moving the others costs less
@@ -40,7 +42,7 @@ const CUT_AT: usize = 256 << 10;
 
 /// What a stream has.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(in super::super) enum Heard {
+pub enum Heard {
     /// Nothing more for now.
     Nothing,
     /// What the other host has said first, of a ticket. [`Stream::prove`] if it is right, or the
@@ -254,6 +256,11 @@ impl Stream {
         self.left > 0
     }
 
+    /// Bytes of an introduction that are in memory for it.
+    pub(super) const fn said_len(&self) -> usize {
+        self.said.len()
+    }
+
     /// Bytes that are in memory for it.
     #[cfg(test)]
     pub(super) const fn kept_len(&self) -> usize {
@@ -346,10 +353,12 @@ impl Stream {
     fn hear_introduction(&mut self) -> Option<Heard> {
         self.have = 0;
         if self.said.is_empty() {
-            self.wanted = usize::from(u16::from_le_bytes([self.head[0], self.head[1]]));
-            self.said = vec![0; self.wanted];
-            let fits = (1..=HEAD_LEN + ADDRESS_MAX).contains(&self.wanted);
-            return (!fits).then_some(Heard::Nonsense);
+            let len = usize::from(u16::from_le_bytes([self.head[0], self.head[1]]));
+            if !(1..=INTRODUCTION_MAX).contains(&len) {
+                return Some(Heard::Nonsense);
+            }
+            (self.said, self.wanted) = (vec![0; len], len);
+            return None;
         }
         (self.introduces, self.wanted) = (false, LEN);
         self.introduction = Introduction::parse(&std::mem::take(&mut self.said));
@@ -444,6 +453,31 @@ impl Stream {
         }
     }
 
+    /// Reads payload, `room` bytes at most, by a call that takes the socket, how many bytes there
+    /// may be, and the place of what is behind them. How many there were.
+    ///
+    /// # Errors
+    /// As of [`Fabric::receive`].
+    pub(super) fn receive_by(
+        &mut self,
+        room: usize,
+        call: impl FnOnce(BorrowedFd<'_>, usize, &mut [u8]) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let socket = self.socket.as_ref().ok_or(ErrorKind::NotConnected)?;
+        let left = self.left as usize;
+        let len = room.min(left);
+        // The next header comes with the last of it.
+        let behind = if len == left { &mut self.head[..LEN] } else { &mut [] };
+        let got = call(socket.as_fd(), len, behind)?;
+        if got == 0 {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        let payload = got.min(len);
+        self.left -= u32::try_from(payload).expect("no more than is left");
+        self.have = got - payload;
+        Ok(payload)
+    }
+
     /// Its socket, if it is there.
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.socket.as_ref().map(AsFd::as_fd)
@@ -474,19 +508,7 @@ impl Fabric for Stream {
     }
 
     fn receive(&mut self, port: &mut VhostUserPort<Vsock>, room: usize) -> io::Result<usize> {
-        let socket = self.socket.as_ref().ok_or(ErrorKind::NotConnected)?;
-        let left = self.left as usize;
-        let len = room.min(left);
-        // The next header comes with the last of it.
-        let behind = if len == left { &mut self.head[..LEN] } else { &mut [] };
-        let got = port.receive(socket.as_fd(), len, behind)?;
-        if got == 0 {
-            return Err(ErrorKind::UnexpectedEof.into());
-        }
-        let payload = got.min(len);
-        self.left -= u32::try_from(payload).expect("no more than is left");
-        self.have = got - payload;
-        Ok(payload)
+        self.receive_by(room, |socket, len, behind| port.receive(socket, len, behind))
     }
 
     fn carry(
