@@ -245,6 +245,13 @@ pub struct RegistryStatus {
     /// VMs of this host by the state of their claims: `held`, `unlisted`, `waiting`, `refused`,
     /// `contested`.
     pub claims: BTreeMap<String, u64>,
+    /// How often guests of this host began or ceased to listen by the virtual TOE, or came or went.
+    #[serde(default)]
+    pub listener_changes: u64,
+    /// How often a VM's entry was written again because of that: a guest whose listeners change
+    /// all the time does not have each change written.
+    #[serde(default)]
+    pub listener_writes: u64,
 }
 
 /// Some stations, in order of their overlays and MACs.
@@ -276,6 +283,13 @@ pub struct StationInfo {
     pub claim: Option<String>,
     /// The host that has it if it was refused, or wants it too if it is contested.
     pub other: Option<IpAddr>,
+    /// Ports at which it listens by the virtual TOE, as its host said last: the lowest 64 of them.
+    /// `None`: nobody has said, or it has none.
+    #[serde(default)]
+    pub listens: Option<Vec<u16>>,
+    /// At so many more.
+    #[serde(default)]
+    pub listens_more: u64,
 }
 
 /// One port.

@@ -43,7 +43,8 @@ enum Command {
     Status,
     /// Tracked TCP connections.
     Flows(flows::Options),
-    /// VMs of all hosts of the overlays, and where they are, as the registry knows.
+    /// VMs of all hosts of the overlays, as the registry knows: where they are, and at which ports
+    /// they listen by the virtual TOE.
     Stations,
     /// One connection, by the number that `flows` shows.
     Flow {

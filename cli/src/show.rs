@@ -113,7 +113,7 @@ fn registry(out: &mut dyn Write, registry: &RegistryStatus) -> io::Result<()> {
 
 /// A line per station.
 pub(crate) fn stations(out: &mut dyn Write, stations: &[StationInfo]) -> io::Result<()> {
-    let mut rows = vec![["VNI", "MAC", "VM", "HOST", "CLAIM", "IPS"].map(String::from)];
+    let mut rows = vec![["VNI", "MAC", "VM", "HOST", "CLAIM", "IPS", "LISTENS"].map(String::from)];
     rows.extend(stations.iter().map(|s| {
         let ips: Vec<_> = s.ips.iter().map(ToString::to_string).collect();
         let claim = match (&s.claim, s.other) {
@@ -123,9 +123,17 @@ pub(crate) fn stations(out: &mut dyn Write, stations: &[StationInfo]) -> io::Res
         };
         let or_dash = |text: String| if text.is_empty() { "-".into() } else { text };
         let (vm, ips) = (or_dash(s.vm.clone()), or_dash(ips.join(",")));
-        [s.vni.to_string(), s.mac.clone(), vm, s.host.to_string(), claim, ips]
+        [s.vni.to_string(), s.mac.clone(), vm, s.host.to_string(), claim, ips, listens(s)]
     }));
     table(out, &rows)
+}
+
+/// Where a station listens by the virtual TOE: `80,443,+3` are two ports by name and three more.
+fn listens(station: &StationInfo) -> String {
+    let Some(ports) = &station.listens else { return "-".into() };
+    let more = (station.listens_more > 0).then(|| format!("+{}", station.listens_more));
+    let all: Vec<_> = ports.iter().map(ToString::to_string).chain(more).collect();
+    if all.is_empty() { "none".into() } else { all.join(",") }
 }
 
 fn port_row(port: &PortStatus) -> [String; 12] {
@@ -302,6 +310,32 @@ mod tests {
             [5, 65, 3_700, 90_000].map(duration),
             ["5 s", "1 min 5 s", "1 h 1 min", "1 d 1 h"]
         );
+    }
+
+    #[test]
+    fn a_station_listens_at_ports_at_none_or_nobody_has_said() {
+        let shown = |ports: Option<&[u16]>, more| {
+            let listens_of = StationInfo {
+                vni: 7,
+                mac: "52:54:00:00:00:01".into(),
+                vm: "web1".into(),
+                ips: vec!["10.0.0.1".parse().unwrap()],
+                host: "192.0.2.1".parse().unwrap(),
+                claim: None,
+                other: None,
+                listens: ports.map(<[u16]>::to_vec),
+                listens_more: more,
+            };
+            let mut out = Vec::new();
+            stations(&mut out, &[listens_of]).unwrap();
+            let text = String::from_utf8(out).unwrap();
+            assert!(text.lines().next().unwrap().ends_with("IPS       LISTENS"), "{text}");
+            text.split_whitespace().last().unwrap().to_owned()
+        };
+        assert_eq!(shown(None, 0), "-");
+        assert_eq!(shown(Some(&[]), 0), "none");
+        assert_eq!(shown(Some(&[80, 443]), 0), "80,443");
+        assert_eq!(shown(Some(&[80, 443]), 3), "80,443,+3");
     }
 
     #[test]

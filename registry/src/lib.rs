@@ -29,6 +29,9 @@ use std::os::fd::BorrowedFd;
 /// A MAC address.
 pub type Mac = [u8; 6];
 
+/// Most ports of a station's [`Listeners`] that are told.
+pub const LISTENERS_MAX: usize = 64;
+
 /// Most stations that a registry tells of; how many more there are is news. An overlay's table has
 /// 65,536 places, the others of which are for stations of this host.
 pub const STATIONS_MAX: usize = 60_000;
@@ -51,6 +54,33 @@ pub struct Station {
     pub ips: Vec<IpAddr>,
     /// The overlay address of the host that it is on.
     pub host: IpAddr,
+    /// Who listens there by the virtual TOE, some time ago; `None`: nobody has said. It is for
+    /// people, and decides nothing: a connection's own request asks who listens now.
+    pub listeners: Option<Listeners>,
+}
+
+/// Ports at which a VM's programs listen by the virtual TOE.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Listeners {
+    /// The lowest [`LISTENERS_MAX`] of them, in order.
+    pub ports: Vec<u16>,
+    /// So many ports more.
+    pub more: u32,
+}
+
+impl Listeners {
+    /// These ports, in order, and so many more that are not named.
+    #[must_use]
+    pub fn new(ports: impl IntoIterator<Item = u16>, more: u32) -> Self {
+        let mut ports: Vec<_> = ports.into_iter().collect();
+        ports.sort_unstable();
+        ports.dedup();
+        let unnamed = ports.len().saturating_sub(LISTENERS_MAX);
+        ports.truncate(LISTENERS_MAX);
+        // There are 65,535 ports.
+        let more = more.saturating_add(u32::try_from(unnamed).unwrap_or(u32::MAX));
+        Self { ports, more: more.min(u16::MAX.into()) }
+    }
 }
 
 /// A daemon on an overlay.
@@ -129,7 +159,7 @@ pub trait Registry: fmt::Debug + Send {
     /// This host is no longer on that overlay.
     fn leave(&mut self, vni: u32);
 
-    /// The station is here, from now on or with other addresses.
+    /// The station is here, from now on or with other addresses or listeners.
     fn claim(&mut self, station: Station);
 
     /// The station is no longer here.

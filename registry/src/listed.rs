@@ -134,7 +134,8 @@ mod tests {
     }
 
     fn station(mac: Mac, host: u8) -> Station {
-        Station { vni: 7, mac, vm: String::new(), ips: vec![ip(100)], host: ip(host) }
+        let (vm, ips) = (String::new(), vec![ip(100)]);
+        Station { vni: 7, mac, vm, ips, host: ip(host), listeners: None }
     }
 
     fn news(list: &mut Listed) -> Vec<News> {

@@ -80,6 +80,8 @@ pub(super) struct Guest {
     /// Who listens at an address is called in turn (SO_REUSEPORT). That they may is for the guest's
     /// own stack to say, in which each has taken the port.
     listeners: BTreeMap<SocketAddr, VecDeque<Listener>>,
+    /// How often the addresses in `listeners` have changed since somebody looked.
+    listener_changes: u64,
     past: Past,
     /// Packets that no honest driver sends.
     pub(super) lies: u64,
@@ -198,6 +200,7 @@ impl Guest {
             ready: VecDeque::new(),
             wanted: BTreeMap::new(),
             listeners: BTreeMap::new(),
+            listener_changes: 0,
             past: Past::default(),
             lies: 0,
             strays: VecDeque::new(),
@@ -298,6 +301,16 @@ impl Guest {
         })
     }
 
+    /// Ports of the addresses at which somebody listens.
+    pub(super) fn listening_ports(&self) -> BTreeSet<u16> {
+        self.listeners.keys().map(SocketAddr::port).collect()
+    }
+
+    /// How often these addresses have changed since this was asked last.
+    pub(super) fn take_listener_changes(&mut self) -> u64 {
+        std::mem::take(&mut self.listener_changes)
+    }
+
     /// A port of the host for a connection to this port of the guest, not used lately: the next.
     pub(super) fn host_port(&self, guest: u32, next: &mut u32) -> Ports {
         loop {
@@ -339,10 +352,12 @@ impl Guest {
     }
 
     fn drop_listeners(&mut self, drop: impl Fn(&Listener) -> bool) {
+        let before = self.listeners.len();
         self.listeners.retain(|_, there| {
             there.retain(|listener| !drop(listener));
             !there.is_empty()
         });
+        self.listener_changes += u64::from(self.listeners.len() != before);
     }
 
     /// What a past socket ended with.
@@ -417,6 +432,7 @@ impl Guest {
         if !own || at.port() == 0 {
             return Code::Failed(Errno::AddressNotAvailable);
         }
+        let is_new = !self.listeners.contains_key(&at);
         if let Some(there) = self.listeners.get_mut(&at) {
             there.retain(|known| known.guest_port != listener.guest_port);
         }
@@ -424,6 +440,7 @@ impl Guest {
         if all >= TOE_LISTENERS_MAX {
             return Code::Native;
         }
+        self.listener_changes += u64::from(is_new);
         self.listeners.entry(at).or_default().push_back(listener);
         Code::Done
     }

@@ -20,7 +20,7 @@
 //! it, and what [`Verdict::Deliver`] was said of is given when there is room. What is given at once
 //! may be of many messages, and should be: a guest has place for so many packets.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 
 use super::control::{self, Answer, Ask, Asked, Code};
@@ -97,6 +97,8 @@ pub struct Host {
     ending: VecDeque<(VmId, Vec<SocketId>)>,
     /// Ports of connections that the host makes.
     next_port: u32,
+    /// Guests whose listeners have changed, and how often.
+    listener_changes: BTreeMap<VmId, u64>,
 }
 
 impl Host {
@@ -118,6 +120,7 @@ impl Host {
             ending: VecDeque::new(),
             // A guest may have connections of the daemon before this one.
             next_port: FIRST_HOST_PORT + u32::try_from(incarnation >> 33).expect("31 bits"),
+            listener_changes: BTreeMap::new(),
         }
     }
 
@@ -161,6 +164,13 @@ impl Host {
     #[must_use]
     pub fn socket_at(&self, vm: VmId, ports: Ports) -> Option<SocketId> {
         self.guests.get(&vm)?.ports.get(&ports).copied()
+    }
+
+    /// Ports at which processes of a guest listen, at any of its addresses; `None`: there is no
+    /// guest.
+    #[must_use]
+    pub fn listening_ports(&self, vm: VmId) -> Option<BTreeSet<u16>> {
+        Some(self.guests.get(&vm)?.listening_ports())
     }
 
     /// Bytes that may be given to a guest at this socket.

@@ -66,7 +66,7 @@ pub(super) fn read(mut s: Section<'_, '_>, unique: &mut Unique) -> Option<Statio
     unique.add("mac", format!("{} of overlay {vni}", mac_text(mac)), &s);
     s.finish();
     let (vm, ips) = (vm.unwrap_or_default(), ips.unwrap_or_default());
-    Some(Station { vni, mac, vm, ips, host: host?.ip() })
+    Some(Station { vni, mac, vm, ips, host: host?.ip(), listeners: None })
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use std::ops::Bound;
 
 use nightporter_api::{RegistryStatus, StationInfo, StationKey, StationPage};
 use nightporter_core::port::PortId;
+use nightporter_core::time::Instant;
 use nightporter_registry::{
     Claim, FIRST_ADDRESS, Host, LAST_ADDRESS, Mac, News, Registry, Station, mac_text,
 };
@@ -55,6 +56,11 @@ pub(super) struct Directory {
     own: BTreeMap<Key, (Station, Claim)>,
     /// VMs of this host with a MAC, be they claimed or not; whether their link is up.
     vms: BTreeMap<Key, (PortId, bool)>,
+    /// Those that are claimed and whose listeners are told.
+    listening: BTreeMap<PortId, Key>,
+    /// How often a claim was made again because these had changed, and how often they had.
+    listener_writes: u64,
+    listener_changes: u64,
 }
 
 /// What this host has on its overlays.
@@ -63,6 +69,7 @@ struct Here<'a> {
     /// What is to be claimed.
     stations: BTreeMap<Key, Station>,
     vms: BTreeMap<Key, (PortId, bool)>,
+    listening: BTreeMap<PortId, Key>,
     /// VMs with a MAC that are on no overlay.
     alone: Vec<PortId>,
     /// By network: for these addresses nobody is answered, for their VMs do it, whatever a registry
@@ -84,6 +91,9 @@ impl Directory {
             told: BTreeMap::new(),
             own: BTreeMap::new(),
             vms: BTreeMap::new(),
+            listening: BTreeMap::new(),
+            listener_writes: 0,
+            listener_changes: 0,
         }
     }
 
@@ -101,6 +111,8 @@ impl Directory {
             stations: self.stations.len() as u64,
             left_out: self.left_out as u64,
             claims,
+            listener_changes: self.listener_changes,
+            listener_writes: self.listener_writes,
         }
     }
 
@@ -109,6 +121,7 @@ impl Directory {
         let own = self.own.get(key);
         let station = own.map(|(station, _)| station).or_else(|| self.stations.get(key))?;
         let claim = own.map(|(_, claim)| claim_text(*claim));
+        let listeners = station.listeners.as_ref();
         Some(StationInfo {
             vni: station.vni,
             mac: mac_text(station.mac),
@@ -117,6 +130,8 @@ impl Directory {
             host: station.host,
             claim: claim.map(|(text, _)| text.into()),
             other: claim.and_then(|(_, other)| other),
+            listens: listeners.map(|listeners| listeners.ports.clone()),
+            listens_more: listeners.map_or(0, |listeners| listeners.more.into()),
         })
     }
 
@@ -161,15 +176,18 @@ impl Directory {
             self.apply(path, &ports, key);
         }
         let mut before = std::mem::take(&mut self.own);
-        for (key, station) in here.stations {
+        for (key, mut station) in here.stations {
             let known = before.remove(&key);
+            if let Some((before, _)) = &known {
+                station.listeners.clone_from(&before.listeners); // they have a pace of their own
+            }
             let claim = known.as_ref().map_or(Claim::Waits, |(_, claim)| *claim);
             if known.is_none_or(|(before, _)| before != station) {
                 self.registry.claim(station.clone());
             }
             self.own.insert(key, (station, claim));
         }
-        self.vms = here.vms;
+        (self.vms, self.listening) = (here.vms, here.listening);
         for key in self.vms.keys() {
             self.look_whether_away(path, key);
         }
@@ -182,6 +200,21 @@ impl Directory {
         let before = std::mem::replace(&mut self.told, now);
         let is_new = |vni: &&u32| before.get(*vni) != self.told.get(*vni);
         self.apply_all(path, &ports, self.told.keys().filter(is_new).copied());
+    }
+
+    /// Tells at which ports these VMs listen now.
+    fn tell_listeners(&mut self, path: &DataPath, ports: Vec<PortId>) {
+        self.listener_changes = path.toe.listener_changes();
+        for port in ports {
+            let key = self.listening.get(&port);
+            let Some((station, _)) = key.and_then(|key| self.own.get_mut(key)) else { continue };
+            let now = path.toe.listeners_of(port);
+            if station.listeners != now {
+                station.listeners = now;
+                self.listener_writes += 1;
+                self.registry.claim(station.clone());
+            }
+        }
     }
 
     /// A VM whose link is down may be on another host.
@@ -369,8 +402,12 @@ fn look<'a>(config: &'a Config, path: &DataPath) -> Here<'a> {
         let key = (overlay.vni, mac);
         here.vms.insert(key, (id, is_up));
         if is_up {
+            // Nor does another host reach it there by the virtual TOE.
+            let listeners = is_untagged.then(|| path.toe.listeners_of(id)).flatten();
+            here.listening.extend(is_untagged.then_some((id, key)));
             let (vm, host) = (vm.name.clone(), overlay.local.ip());
-            here.stations.insert(key, Station { vni: overlay.vni, mac, vm, ips, host });
+            let station = Station { vni: overlay.vni, mac, vm, ips, host, listeners };
+            here.stations.insert(key, station);
         }
     }
     here
@@ -417,9 +454,13 @@ impl Desk {
         }
     }
 
-    /// If ports have changed since last time: tells the registry what there is now, and hears what
-    /// it says to that.
-    pub(super) fn tell_registry(&mut self, path: &mut DataPath) {
+    /// If ports have changed since last time, or who listens there has: tells the registry what
+    /// there is now, and hears what it says to that.
+    pub(super) fn tell_registry(&mut self, now: Instant, path: &mut DataPath) {
+        let listening = path.toe.take_bulletins(now);
+        if let Some(directory) = &mut self.directory {
+            directory.tell_listeners(path, listening);
+        }
         if !std::mem::take(&mut path.ports_changed) {
             return;
         }

@@ -302,6 +302,15 @@ impl Snapshot {
         ] {
             gauge(n).encode(known.encode_family(&[("kind", kind)])?)?;
         }
+        let listeners = "Changes of what guests listen to by the virtual TOE, and entries written \
+                         again because of them";
+        let name = "nightporter_registry_listeners";
+        let mut listeners = e.encode_descriptor(name, listeners, None, Counter)?;
+        for (kind, n) in
+            [("changes", registry.listener_changes), ("writes", registry.listener_writes)]
+        {
+            ConstCounter::new(n).encode(listeners.encode_family(&[("kind", kind)])?)?;
+        }
         let claims = "VMs of this host, by what has become of their claims";
         let mut claims = e.encode_descriptor("nightporter_registry_claims", claims, None, Gauge)?;
         for state in ["held", "unlisted", "waiting", "refused", "contested"] {

@@ -235,7 +235,7 @@ impl Desk {
             self.mend(now, path);
         }
         self.go_on_changing(now, epoll, path);
-        self.tell_registry(path);
+        self.tell_registry(now, path);
         for place in std::mem::take(&mut self.answered) {
             self.handle_control_client(now, epoll, path, place);
         }

@@ -20,6 +20,7 @@
 //! nothing, or nearly nothing, stops a sender for others.
 
 mod batch;
+mod bulletin;
 mod device;
 mod fabric;
 mod kept;
@@ -49,6 +50,7 @@ use crate::config::ToeRule;
 use crate::port::vhost_user::VhostUserPort;
 use crate::vhost::vsock::Vsock;
 use batch::Batch;
+use bulletin::Bulletin;
 use device::{Blocked, Device};
 pub(crate) use fabric::{Doors, listen_at};
 use fabric::{Gone, StreamId, Streams};
@@ -93,6 +95,7 @@ pub struct Toe {
     late: Vec<usize>,
     /// Timers wait for devices that are awake, until then.
     patient_until: Instant,
+    bulletin: Bulletin,
 }
 
 impl Toe {
@@ -112,6 +115,7 @@ impl Toe {
             heard: None,
             late: Vec::new(),
             patient_until: Instant::ZERO,
+            bulletin: Bulletin::default(),
         }
     }
 
@@ -148,6 +152,7 @@ impl Toe {
         let at = usize::from(port.0);
         self.forget(at);
         self.host.forget_vm(now, vm(at));
+        self.bulletin.forget(vm(at));
         self.hear(now);
         self.rules.remove(vm(at));
         if let Some(device) = self.devices.get_mut(at) {

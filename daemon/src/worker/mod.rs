@@ -292,6 +292,7 @@ impl Worker {
             polled.poll_timeout(),
             announcements.front().map(|it| it.next),
             toe.poll_timeout(),
+            toe.bulletin_timeout(),
             self.desk.poll_timeout(),
         ];
         self.timer.set(deadlines.into_iter().flatten().min());

@@ -1,15 +1,20 @@
 //! Two daemons that find each other by etcd. Needs root and etcd (Debian's `etcd-server`).
 
 use std::fs::File;
+use std::io::{Read, Write};
 use std::net::{IpAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+use nightporter_core::toe::control::Ask;
 
 use crate::guest::{Guest, PLAIN};
 use crate::host::{Dir, Host, LIMIT};
 use crate::overlay::{ALL, Namespace, numbered, two_hosts};
 use crate::registry::stations;
 use crate::segment::End;
+use crate::sockets::{ask, listen};
+use crate::toe;
 
 /// The etcd of a test, in a namespace.
 struct Etcd(Child);
@@ -49,8 +54,8 @@ const ONE: End = End(1, 1);
 const MOVES: End = End(2, 2);
 const KEYS: &str = "ack_offload = false";
 
-/// The host 192.0.2.`n` with a VM of its own, and one that may live on either.
-fn start(at: &Namespace, dir: &Dir, n: u8, own: End) -> Host {
+/// The host 192.0.2.`n` with a VM of its own, which has more keys, and one that may live on either.
+fn start(at: &Namespace, dir: &Dir, n: u8, (own, more): (End, &str)) -> Host {
     let mac = |end: End| {
         let [.., last] = end.mac();
         format!("mac = \"02:00:00:00:00:{last:02x}\"\n{KEYS}")
@@ -58,7 +63,7 @@ fn start(at: &Namespace, dir: &Dir, n: u8, own: End) -> Host {
     let ports = format!(
         "[registry]\netcd = [\"http://192.0.2.1:2379\"]\nttl_s = 2\n\
          [[overlay]]\nname = \"over\"\nvni = 7\nlocal = \"192.0.2.{n}\"\n{}{}",
-        dir.vm("own", &mac(own)),
+        dir.vm("own", &format!("{}\n{more}", mac(own))),
         dir.vm("moves", &mac(MOVES))
     );
     let config = dir.configure("metrics = \"off\"", &ports);
@@ -100,8 +105,8 @@ fn daemons_find_each_other_and_a_vm_that_moves_without_a_list() {
     let (a, b) = two_hosts();
     let (dir_a, dir_b, dir) = (Dir::new(), Dir::new(), Dir::new());
     let mut etcd = Etcd::start(&a, &dir);
-    let host_a = start(&a, &dir_a, 1, ONE);
-    let host_b = start(&b, &dir_b, 2, End(3, 3));
+    let host_a = start(&a, &dir_a, 1, (ONE, ""));
+    let host_b = start(&b, &dir_b, 2, (End(3, 3), ""));
     let boot = |dir: &Dir, name: &str| {
         let mut guest = Guest::boot(&dir.join(name), PLAIN);
         guest.offer(32);
@@ -147,4 +152,86 @@ fn daemons_find_each_other_and_a_vm_that_moves_without_a_list() {
         let over = host.port("over");
         assert!(over.drops.keys().all(|reason| reason == "spoofed_mac"), "{:?}", over.drops);
     }
+}
+
+/// How often ONE's entry has been written, as etcd says.
+fn versions(at: &Namespace) -> u64 {
+    let key = "L25pZ2h0cG9ydGVyL3N0YXRpb24vNy8wMjowMDowMDowMDowMDowMQ==";
+    let body = format!("{{\"key\": \"{key}\"}}");
+    let mut stream = at.enter(|| TcpStream::connect("192.0.2.1:2379")).unwrap();
+    let len = body.len();
+    write!(stream, "POST /v3/kv/range HTTP/1.0\r\nContent-Length: {len}\r\n\r\n{body}").unwrap();
+    let mut said = String::new();
+    stream.read_to_string(&mut said).unwrap();
+    let version = said.split("\"version\":\"").nth(1).unwrap_or_else(|| panic!("{said}"));
+    version.split('"').next().unwrap().parse().unwrap()
+}
+
+/// Waits until `host` says that ONE listens at these ports.
+fn until_it_listens(host: &Host, ports: Option<&[u16]>) {
+    let begun = Instant::now();
+    loop {
+        let all = stations(host);
+        let found = all.iter().find(|station| station.vm == "own" && station.mac.ends_with("01"));
+        if found.is_some_and(|station| station.listens.as_deref() == ports) {
+            return;
+        }
+        assert!(begun.elapsed() < LIMIT, "{ports:?}: {all:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces; and etcd"]
+fn who_listens_by_toe_is_known_on_all_hosts_and_a_loop_of_it_is_not_written_as_such() {
+    let (a, b) = two_hosts();
+    let (dir_a, dir_b, dir) = (Dir::new(), Dir::new(), Dir::new());
+    let mut etcd = Etcd::start(&a, &dir);
+    let host_a = start(&a, &dir_a, 1, (ONE, "ips = [\"10.0.0.1\"]\ntoe = true"));
+    let host_b = start(&b, &dir_b, 2, (End(3, 3), ""));
+    let mut card = Guest::boot(&dir_a.join("own"), PLAIN);
+    card.offer(32);
+    until(&host_b, ONE, 1, None);
+    until_it_listens(&host_b, None);
+    let mut one = toe::boot(&dir_a, "own");
+    until_it_listens(&host_b, Some(&[]));
+    listen(&mut one, "10.0.0.1:80");
+    for host in [&host_a, &host_b] {
+        until_it_listens(host, Some(&[80]));
+    }
+    let before = host_a.status().registry;
+    let begun = Instant::now();
+    let written = versions(&a);
+    for n in 0..500 {
+        let at = "0.0.0.0:22".parse().unwrap();
+        assert_eq!(ask(&mut one, Ask::Listen { guest: 9, at, v4: false }), 0);
+        // All that is here is compared whenever another VM comes or goes, and claims go at once.
+        if n % 50 == 0 {
+            let other = Guest::boot(&dir_a.join("moves"), PLAIN);
+            host_a.until("moves", |vm| vm.link);
+            drop(other);
+            host_a.until("moves", |vm| !vm.link);
+        }
+        assert_eq!(ask(&mut one, Ask::Unlisten { guest: 9 }), 0);
+    }
+    listen(&mut one, "0.0.0.0:443");
+    until_it_listens(&host_b, Some(&[80, 443]));
+    let (after, took) = (host_a.status().registry, begun.elapsed());
+    assert_eq!(after.listener_changes - before.listener_changes, 1001);
+    let writes = after.listener_writes - before.listener_writes;
+    assert!((1..=1 + took.as_secs()).contains(&writes), "{writes} in {took:?}");
+    assert!(versions(&a) - written <= writes, "no claim was made again but for these");
+    // etcd is away, and what is told stays; then it is back, and all is told.
+    etcd.stop();
+    let begun = Instant::now();
+    while host_a.status().registry.trouble.is_none() {
+        assert!(begun.elapsed() < LIMIT, "it does not notice");
+    }
+    listen(&mut one, "0.0.0.0:8080");
+    until_it_listens(&host_a, Some(&[80, 443, 8080]));
+    until_it_listens(&host_b, Some(&[80, 443]));
+    let _etcd = Etcd::start(&a, &dir);
+    until_it_listens(&host_b, Some(&[80, 443, 8080]));
+    // Its driver goes, and the VM stays.
+    drop(one);
+    until_it_listens(&host_b, None);
 }

@@ -6,6 +6,8 @@ use crate::guest::{Guest, PLAIN};
 use crate::host::{Dir, Host};
 use crate::overlay::{ALL, FAR, Peer, VM, VNI, World, numbered, overlay, two_hosts, world};
 use crate::segment::End;
+use crate::sockets::listen;
+use crate::toe;
 
 fn station(host: &str) -> String {
     format!(
@@ -194,4 +196,32 @@ fn a_frame_for_a_station_on_the_list_goes_to_its_host_alone_and_nobody_here_is_i
         assert_eq!(guest.receive(1), [numbered(ALL, VM, 6)], "and nothing before");
     }
     assert_eq!(one.gets().0, numbered(ALL, VM, 6), "nor here");
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn what_a_vm_of_this_host_listens_to_is_shown_also_with_a_list_unless_it_is_in_a_vlan() {
+    let keys = format!("{VM_KEYS}\nips = [\"10.0.0.1\"]\ntoe = true");
+    let of_vlan = keys.replace("00:01\"", "00:03\"") + "\nvlan = 7";
+    let w = world(&keys);
+    let ports = overlay("192.0.2.1", "\"192.0.2.2\", \"192.0.2.3\"") + &station("192.0.2.3");
+    let ports = ports + &w.dir.vm("a", &keys) + &w.dir.vm("b", &of_vlan);
+    w.dir.configure("metrics = \"off\"", &ports);
+    assert!(w.host.change(Change::Reload {}).done);
+    let mut cards = ["a", "b"].map(|vm| Guest::boot(&w.dir.join(vm), PLAIN));
+    cards.iter_mut().for_each(|card| card.offer(16));
+    // Who has changed first is told of first.
+    let mut guests = ["b", "a"].map(|vm| toe::boot(&w.dir, vm));
+    guests.iter_mut().for_each(|guest| listen(guest, "10.0.0.1:80"));
+    let shown = |name: &str| {
+        let mut all = stations(&w.host).into_iter();
+        all.find(|it| it.claim.is_some() && it.vm == name).and_then(|it| it.listens)
+    };
+    let begun = std::time::Instant::now();
+    while shown("a") != Some(vec![80]) {
+        assert!(begun.elapsed() < crate::host::LIMIT, "{:?}", shown("a"));
+    }
+    assert_eq!(shown("b"), None);
+    let of_others = stations(&w.host).into_iter().find(|it| it.vm == "far").unwrap();
+    assert_eq!(of_others.listens, None, "a list says nothing of that");
 }

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use super::http::Patience;
 use super::session::connect;
 use super::*;
-use crate::{Claim, mac_text};
+use crate::{Claim, Listeners, mac_text};
 
 /// What only a failure waits for.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
@@ -148,6 +148,13 @@ impl Cluster {
         }
     }
 
+    /// How often the value of a station has been written.
+    fn writes(&self, mac: Mac) -> u64 {
+        let range = api::range(&format!("/np/{}", Key::Station(VNI, mac).text()));
+        let said = self.ask(0, "/v3/kv/range", &range).unwrap();
+        said["kvs"][0]["version"].as_str().expect("it is there").parse().unwrap()
+    }
+
     fn leader(&self) -> usize {
         let is_leader = |n: &usize| {
             let said = self.ask(*n, "/v3/maintenance/status", &json!({})).unwrap();
@@ -217,12 +224,26 @@ impl Near {
     }
 
     fn station(&self, mac: Mac) -> Station {
-        Station { vni: VNI, mac, vm: mac_text(mac), ips: vec![ip(200)], host: self.address }
+        let (vm, ips) = (mac_text(mac), vec![ip(200)]);
+        Station { vni: VNI, mac, vm, ips, host: self.address, listeners: None }
     }
 
     pub(super) fn claims(&mut self, mac: Mac) {
         let station = self.station(mac);
         self.registry.claim(station);
+    }
+
+    /// Its VM listens at these ports.
+    fn claims_with(&mut self, mac: Mac, ports: impl IntoIterator<Item = u16>) {
+        let listeners = Some(Listeners::new(ports, 0));
+        let station = Station { listeners, ..self.station(mac) };
+        self.registry.claim(station);
+    }
+
+    /// At these ports that VM of another host listens, as far as it knows.
+    fn hears_of(&self, mac: Mac, ports: &[u16]) -> bool {
+        let listeners = self.stations.get(&mac).and_then(|station| station.listeners.as_ref());
+        listeners.is_some_and(|listeners| listeners.ports == ports)
     }
 
     fn hears(&mut self) {
@@ -393,6 +414,47 @@ fn members_die_and_come_back_and_nobody_forgets_anything() {
         answers(a) && answers(b) && a.knows_at(mac(3), 2)
     });
     assert_eq!((a.claims[&MAC], b.claims[&mac(1)]), (Claim::Held, Claim::Held));
+}
+
+#[test]
+#[ignore = "needs etcd, and root for a namespace"]
+fn listeners_are_their_hosts_to_tell_and_are_written_when_etcd_is_back() {
+    leave_the_network();
+    let mut cluster = Cluster::start(1, false);
+    let [mut a, mut b] = [1, 2].map(|n| Near::new(cluster.config(), n));
+    a.claims(MAC);
+    until([&mut a, &mut b], "b knows", |[_, b]| b.knows_at(MAC, 1));
+    assert_eq!(b.stations[&MAC].listeners, None);
+    a.claims_with(MAC, [80]);
+    until([&mut a, &mut b], "b hears of it", |[_, b]| b.hears_of(MAC, &[80]));
+    assert_eq!(cluster.writes(MAC), 2);
+    // Who has not the station says nothing of it.
+    b.claims_with(MAC, [666]);
+    until([&mut a, &mut b], "it is refused", |[_, b]| {
+        b.claims.get(&MAC) == Some(&Claim::Refused(ip(1)))
+    });
+    assert!(b.hears_of(MAC, &[80]));
+    assert_eq!(cluster.writes(MAC), 2);
+    b.registry.release(VNI, MAC);
+    // etcd is away, for longer than a lease: what was known stays, and the last word is written.
+    cluster.kill(0);
+    until([&mut a, &mut b], "they notice", |[a, b]| is_lost(a) && is_lost(b));
+    (1000..1100).for_each(|port| a.claims_with(MAC, [80, port]));
+    let gone_until = Instant::now() + TTL + TTL;
+    until([&mut a, &mut b], "what was known stays", |[a, b]| {
+        assert!(b.hears_of(MAC, &[80]));
+        assert!(matches!(a.claims[&MAC], Claim::Held | Claim::Contested(_)), "{:?}", a.claims);
+        Instant::now() > gone_until
+    });
+    cluster.run(0);
+    cluster.until_ready();
+    until([&mut a, &mut b], "it is told", |[a, b]| {
+        answers(a) && answers(b) && b.hears_of(MAC, &[80, 1099])
+    });
+    assert_eq!(cluster.writes(MAC), 3, "once for all that was said meanwhile");
+    // They go with their VM.
+    drop(a);
+    until([&mut b], "it is gone", |[b]| b.stations.is_empty());
 }
 
 #[test]

@@ -7,9 +7,11 @@
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
+use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use crate::{Host, Mac, Station, mac_text};
+use crate::{Host, Listeners, Mac, Station, mac_text};
 
 /// Bytes of a value at most; one that is longer cannot be read.
 pub(super) const VALUE_BYTES_MAX: usize = 4096;
@@ -38,6 +40,22 @@ struct StationValue {
     vm: String,
     #[serde(default)]
     ips: Vec<IpAddr>,
+    /// Not in the values of daemons that did not know it, which ignore it.
+    #[serde(default, deserialize_with = "toe", skip_serializing_if = "Option::is_none")]
+    toe: Option<ToeValue>,
+}
+
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+struct ToeValue {
+    ports: Vec<u16>,
+    more: u32,
+}
+
+/// A station is where it is, whatever somebody has written of its listeners.
+fn toe<'de, D: Deserializer<'de>>(from: D) -> Result<Option<ToeValue>, D::Error> {
+    let value = Value::deserialize(from).map_err(D::Error::custom)?;
+    Ok(serde_json::from_value(value).unwrap_or_default())
 }
 
 impl Key {
@@ -82,16 +100,18 @@ pub(super) fn read_host(vni: u32, address: IpAddr, value: &str) -> Option<Host> 
 }
 
 pub(super) fn write_station(station: &Station) -> String {
-    let Station { host, vm, mut ips, .. } = station.clone();
+    let Station { host, vm, mut ips, listeners, .. } = station.clone();
     ips.truncate(IPS_MAX);
-    serde_json::to_string(&StationValue { host, vm, ips }).unwrap_or_default()
+    let toe = listeners.map(|Listeners { ports, more }| ToeValue { ports, more });
+    serde_json::to_string(&StationValue { host, vm, ips, toe }).unwrap_or_default()
 }
 
 pub(super) fn read_station(vni: u32, mac: Mac, value: &str) -> Option<Station> {
-    let StationValue { host, vm, mut ips } = serde_json::from_str(value).ok()?;
+    let StationValue { host, vm, mut ips, toe } = serde_json::from_str(value).ok()?;
     ips.truncate(IPS_MAX);
     let vm = plain(&vm, VM_BYTES_MAX);
-    (mac[0] & 1 == 0).then_some(Station { vni, mac, vm, ips, host })
+    let listeners = toe.map(|ToeValue { ports, more }| Listeners::new(ports, more));
+    (mac[0] & 1 == 0).then_some(Station { vni, mac, vm, ips, host, listeners })
 }
 
 /// The words of others, for people: what a terminal would not show as it is stands there as an
@@ -130,10 +150,17 @@ mod tests {
         {
             assert_eq!(Key::read(bad), None, "{bad}");
         }
-        let station =
-            Station { vni: 7, mac, vm: "wéb\"1".into(), ips: vec![host, far], host: far };
-        assert_eq!(read_station(7, mac, &write_station(&station)), Some(station));
-        let more = r#"{"host":"192.0.2.1","listeners":[22]}"#;
+        let (vm, ips) = (String::from("wéb\"1"), vec![host, far]);
+        let station = Station { vni: 7, mac, vm, ips, host: far, listeners: None };
+        let text = write_station(&station);
+        assert!(!text.contains("toe"), "{text}");
+        assert_eq!(read_station(7, mac, &text).as_ref(), Some(&station));
+        for ports in [vec![], vec![22, 80]] {
+            let station =
+                Station { listeners: Some(Listeners { ports, more: 3 }), ..station.clone() };
+            assert_eq!(read_station(7, mac, &write_station(&station)), Some(station));
+        }
+        let more = r#"{"host":"192.0.2.1","listens":[22]}"#;
         assert!(read_station(7, mac, more).is_some_and(|station| station.ips.is_empty()));
         assert_eq!(read_station(7, [1, 0, 0, 0, 0, 1], more), None, "a group");
         let own = Host { vni: 7, address: host, port: 4789 };
@@ -141,11 +168,42 @@ mod tests {
         assert_eq!(read_host(7, host, "{}"), None);
     }
 
+    /// What a daemon reads that knows nothing of listeners.
+    #[derive(Deserialize)]
+    struct OldValue {
+        host: IpAddr,
+        #[serde(default)]
+        ips: Vec<IpAddr>,
+    }
+
+    #[test]
+    fn listeners_are_read_as_far_as_they_are_any_and_older_daemons_read_the_rest() {
+        let (host, mac) = (IpAddr::from([192, 0, 2, 1]), [2, 0, 0, 0, 0, 0x1f]);
+        let read = |toe: &str| {
+            let value = format!(r#"{{"host":"192.0.2.1"{toe}}}"#);
+            read_station(7, mac, &value).expect("a station is a station").listeners
+        };
+        let some = |ports: &[u16], more| Some(Listeners { ports: ports.to_vec(), more });
+        assert_eq!(read(""), None, "of an older daemon");
+        assert_eq!(read(r#","toe":{"ports":[443,80,80],"of":"later"}"#), some(&[80, 443], 0));
+        for bad in ["null", "7", "[22]", r#"{"ports":["ssh"]}"#, r#"{"ports":[65536]}"#] {
+            assert_eq!(read(&format!(r#","toe":{bad}"#)), None, "{bad}");
+        }
+        let all: Vec<u16> = (1..=100).collect();
+        let lowest: Vec<u16> = (1..=64).collect();
+        assert_eq!(read(&format!(r#","toe":{{"ports":{all:?},"more":7}}"#)), some(&lowest, 43));
+        let listeners = Some(Listeners::new(all, 0));
+        let station = Station { vni: 7, mac, vm: String::new(), ips: vec![host], host, listeners };
+        let old: OldValue = serde_json::from_str(&write_station(&station)).unwrap();
+        assert_eq!((old.host, old.ips), (host, vec![host]));
+    }
+
     #[test]
     fn nobodys_words_are_long_or_do_anything_to_a_terminal() {
         let (mac, host) = ([2, 0, 0, 0, 0, 0x1f], [192, 0, 2, 1].into());
         let vm = "\u{1b}[2J\u{202e}\n".repeat(100);
-        let station = Station { vni: 7, mac, vm, ips: vec![host; 1000], host };
+        let listeners = Some(Listeners::new(60_000..60_100, u32::MAX));
+        let station = Station { vni: 7, mac, vm, ips: vec![host; 1000], host, listeners };
         let text = write_station(&station);
         assert!(serde_json::from_str::<StationValue>(&text).unwrap().ips.len() == IPS_MAX);
         let read = read_station(7, mac, &text).unwrap();

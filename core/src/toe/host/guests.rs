@@ -1,5 +1,6 @@
 //! Guests come, change and go.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use super::super::guest::{Guest, GuestConfig};
@@ -17,6 +18,7 @@ impl Host {
         let (own, others) = self.take_addresses(vm, &config);
         let before = self.guests.insert(vm, Guest::new(config, own));
         assert!(before.is_none(), "{vm:?} is there already");
+        self.note_listeners(vm, 1);
         let left = self.left.remove(&vm).filter(|_| goes_on);
         if let (Some(left), Some(guest)) = (left, self.guests.get_mut(&vm)) {
             guest.take_up(left);
@@ -36,6 +38,7 @@ impl Host {
             self.left.insert(vm, left);
             self.addresses.retain(|_, has| *has != vm);
             self.list_ending(vm, sockets);
+            self.note_listeners(vm, 1);
             config
         });
         self.go_on_ending(now);
@@ -93,6 +96,19 @@ impl Host {
     fn end(&mut self, now: Instant, id: SocketId) {
         if self.sockets.get(id).is_some_and(|socket| socket.is_listed || socket.is_orphan()) {
             self.lose(now, id);
+        }
+    }
+
+    /// Guests whose listeners may have changed since this was asked last, also those that have come
+    /// or gone, and how often they did: [`Self::listening_ports`].
+    pub fn take_listener_changes(&mut self) -> BTreeMap<VmId, u64> {
+        std::mem::take(&mut self.listener_changes)
+    }
+
+    /// Listeners of a guest have changed so often.
+    pub(super) fn note_listeners(&mut self, vm: VmId, changes: u64) {
+        if changes > 0 {
+            *self.listener_changes.entry(vm).or_default() += changes;
         }
     }
 

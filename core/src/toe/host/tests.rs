@@ -1059,6 +1059,31 @@ fn vtoe_07_listeners_are_found_as_those_of_tcp_are() {
 }
 
 #[test]
+fn who_has_new_listeners_is_named_as_often_as_they_have_changed() {
+    let mut w = World::new();
+    let changes = |w: &mut World| w.host.take_listener_changes().into_iter().collect::<Vec<_>>();
+    let ports = |w: &World, vm| w.host.listening_ports(vm).map(Vec::from_iter);
+    assert_eq!(changes(&mut w), [(A, 1), (B, 1)], "they have come");
+    assert_eq!((changes(&mut w), ports(&w, B)), (vec![], Some(vec![])));
+    let listen = |guest, text| Ask::Listen { guest, at: at(text), v4: false };
+    for (guest, text) in [(1, "0.0.0.0:80"), (2, "10.0.0.2:80"), (3, "[::]:22"), (3, "[::]:22")] {
+        assert_eq!(w.asks(B, listen(guest, text)).code, Code::Done);
+    }
+    assert_eq!((changes(&mut w), ports(&w, B)), (vec![(B, 3)], Some(vec![22, 80])));
+    // Two at one address are one, and so are two addresses with one port.
+    assert_eq!(w.asks(B, listen(4, "0.0.0.0:80")).code, Code::Done);
+    assert_eq!(w.asks(B, Ask::Unlisten { guest: 1 }).code, Code::Done);
+    assert_eq!((changes(&mut w), ports(&w, B)), (vec![], Some(vec![22, 80])));
+    assert_eq!(w.asks(B, Ask::Unlisten { guest: 2 }).code, Code::Done);
+    assert_eq!((changes(&mut w), ports(&w, B)), (vec![(B, 1)], Some(vec![22, 80])));
+    // The process ends, and with it all that it listened to.
+    let _ = w.says(B, Op::Shutdown, (CONTROL, control::PORT), both);
+    assert_eq!((changes(&mut w), ports(&w, B)), (vec![(B, 1)], Some(vec![])));
+    let _ = w.host.remove_guest(NOW, B);
+    assert_eq!((changes(&mut w), ports(&w, B)), (vec![(B, 1)], None));
+}
+
+#[test]
 fn vtoe_09_an_address_of_two_guests_is_of_the_first() {
     let mut w = World::new();
     w.listens("0.0.0.0:80");

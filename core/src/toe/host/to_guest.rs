@@ -66,6 +66,8 @@ impl Host {
     pub(super) fn look_at_control(&mut self, vm: VmId, port: u32) {
         if let Some(guest) = self.guests.get_mut(&vm) {
             guest.look_at_control(port);
+            let changes = guest.take_listener_changes();
+            self.note_listeners(vm, changes);
         }
         self.look_at(vm);
     }

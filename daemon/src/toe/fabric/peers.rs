@@ -169,7 +169,8 @@ mod tests {
 
     fn station(host: &str, ips: &[&str]) -> Station {
         let ips = ips.iter().map(|it| ip(it)).collect();
-        Station { vni: VNI, mac: [2; 6], vm: String::new(), ips, host: ip(host) }
+        let (vm, host) = (String::new(), ip(host));
+        Station { vni: VNI, mac: [2; 6], vm, ips, host, listeners: None }
     }
 
     #[test]

@@ -1,0 +1,154 @@
+//! When others are told that a guest listens at other ports than before.
+//!
+//! They are told for people's sake (the registry's entry of the VM), and each time it is written
+//! where all hosts hear of it, and where it is history until somebody compacts that. So a guest
+//! whose listeners change all the time must not have each change written: what changes within
+//! [`MERGED_FOR`] is told together, up to [`BURST`] times in a row, and then once per [`REFILL`].
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use nightporter_core::port::PortId;
+use nightporter_core::time::{Duration, Instant};
+use nightporter_core::toe::sockets::VmId;
+use nightporter_registry::Listeners;
+
+use super::{Toe, vm};
+
+/// A program that starts has its listeners within this, as a rule; and nobody waits for the entry.
+const MERGED_FOR: Duration = Duration::from_secs(1);
+/// More programs than are started one after the other.
+const BURST: u64 = 8;
+/// 1,440 times a day.
+const REFILL: Duration = Duration::from_secs(60);
+
+/// See the module's doc.
+#[derive(Debug, Default)]
+pub(super) struct Bulletin {
+    /// Of each VM that was told of: when it may be told of [`BURST`] times in a row again.
+    full: BTreeMap<VmId, Instant>,
+    /// VMs that are to be told of, and when.
+    waiting: BTreeMap<VmId, Instant>,
+    due: BTreeSet<(Instant, VmId)>,
+    changes: u64,
+}
+
+impl Bulletin {
+    /// The listeners of these have changed so often.
+    fn note(&mut self, now: Instant, changed: BTreeMap<VmId, u64>) {
+        for (vm, times) in changed {
+            self.changes += times;
+            if self.waiting.contains_key(&vm) {
+                continue;
+            }
+            let full = self.full.get(&vm).copied().unwrap_or(Instant::ZERO);
+            let at = (now + MERGED_FOR).max(full - REFILL.saturating_mul(BURST - 1));
+            self.waiting.insert(vm, at);
+            self.due.insert((at, vm));
+        }
+    }
+
+    /// One that is to be told of now.
+    fn pop_due(&mut self, now: Instant) -> Option<VmId> {
+        let (_, vm) = self.due.first().copied().filter(|(at, _)| *at <= now)?;
+        self.due.pop_first();
+        self.waiting.remove(&vm);
+        let full = self.full.entry(vm).or_default();
+        *full = now.max(*full) + REFILL;
+        Some(vm)
+    }
+
+    /// When the next is to be told of.
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.due.first().map(|(at, _)| *at)
+    }
+
+    /// A VM is no more.
+    pub(super) fn forget(&mut self, vm: VmId) {
+        self.full.remove(&vm);
+        if let Some(at) = self.waiting.remove(&vm) {
+            self.due.remove(&(at, vm));
+        }
+    }
+}
+
+impl Toe {
+    /// VMs of which others are to be told now at which ports they listen: [`Self::listeners_of`].
+    /// To be called after each turn.
+    pub(crate) fn take_bulletins(&mut self, now: Instant) -> Vec<PortId> {
+        let changed = self.host.take_listener_changes();
+        self.bulletin.note(now, changed);
+        let due = std::iter::from_fn(|| self.bulletin.pop_due(now));
+        due.filter_map(|VmId(at)| Some(PortId(u16::try_from(at).ok()?))).collect()
+    }
+
+    /// When [`Self::take_bulletins`] has something, if nothing else happens.
+    pub(crate) fn bulletin_timeout(&self) -> Option<Instant> {
+        self.bulletin.poll_timeout()
+    }
+
+    /// How often listeners have changed.
+    pub(crate) fn listener_changes(&self) -> u64 {
+        self.bulletin.changes
+    }
+
+    /// Ports at which the VM behind this port listens now. `None`: its socket device has no driver,
+    /// or there is no such device.
+    pub(crate) fn listeners_of(&self, port: PortId) -> Option<Listeners> {
+        Some(Listeners::new(self.host.listening_ports(vm(port.0.into()))?, 0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: Instant = Instant::from_secs(1000);
+    const VM: VmId = VmId(7);
+
+    /// When it is told of if it changes every so often, for so long: seconds, rounded down.
+    fn told(bulletin: &mut Bulletin, from: Instant, every: Duration, lasts: Duration) -> Vec<u64> {
+        let (mut now, mut told) = (from, Vec::new());
+        while now.since(from) < lasts {
+            bulletin.note(now, BTreeMap::from([(VM, 1)]));
+            now = now + every;
+            while bulletin.pop_due(now).is_some() {
+                told.push(now.since(from).as_nanos() / 1_000_000_000);
+            }
+        }
+        told
+    }
+
+    #[test]
+    fn who_listens_and_closes_in_a_loop_is_told_of_eight_times_and_then_once_a_minute() {
+        let mut bulletin = Bulletin::default();
+        let every = Duration::from_millis(1);
+        let at = told(&mut bulletin, START, every, Duration::from_secs(300));
+        assert_eq!(at, [1, 2, 3, 4, 5, 6, 7, 8, 61, 121, 181, 241]);
+        assert_eq!(bulletin.changes, 300_000);
+        // It rests, and has its eight again.
+        let later = START + Duration::from_secs(2000);
+        let at = told(&mut bulletin, later, every, Duration::from_secs(20));
+        assert_eq!(at, [0, 1, 2, 3, 4, 5, 6, 7], "what was left of before, and seven more");
+    }
+
+    #[test]
+    fn one_change_is_told_of_a_second_later_with_those_behind_it_whatever_others_do() {
+        let mut bulletin = Bulletin::default();
+        told(&mut bulletin, START, Duration::from_millis(1), Duration::from_secs(290));
+        let now = START + Duration::from_secs(290);
+        let other = VmId(8);
+        for ms in [0, 999] {
+            let at = now + Duration::from_millis(ms);
+            bulletin.note(at, BTreeMap::from([(other, 1)]));
+            assert_eq!(bulletin.pop_due(at), None);
+        }
+        assert_eq!(bulletin.poll_timeout(), Some(now + MERGED_FOR));
+        assert_eq!(bulletin.pop_due(now + MERGED_FOR), Some(other));
+        assert_eq!(bulletin.pop_due(now + MERGED_FOR), None);
+        // A number may be another VM's, which has not been told of.
+        bulletin.forget(VM);
+        assert_eq!(bulletin.poll_timeout(), None);
+        bulletin.note(now, BTreeMap::from([(VM, 1)]));
+        assert_eq!(bulletin.poll_timeout(), Some(now + MERGED_FOR));
+    }
+}
