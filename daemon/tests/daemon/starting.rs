@@ -236,3 +236,18 @@ fn each_vms_sockets_are_whose_it_says() {
     host.change(set(&[("socket_user", ""), ("socket", &moved)]));
     assert_eq!(is("moved"), (0, 0, 0o660));
 }
+
+#[test]
+fn two_hundred_and_fifty_six_vms_start_with_the_default_of_connections() {
+    let dir = Dir::new();
+    let vms: String = (0..256).map(|n| dir.vm(&format!("v{n}"), "")).collect();
+    let config = dir.configure("metrics = \"off\"", &vms.replace("\"4M\"", "\"1M\""));
+    let host = Host::start(&dir, &config);
+    let ports = host.status().ports;
+    assert_eq!(
+        ports.iter().filter(|port| port.vm.as_ref().is_some_and(|vm| vm.listens)).count(),
+        256
+    );
+    let _guest = Guest::boot(&dir.join("v255"), PLAIN);
+    host.until("v255", |port| port.link);
+}
