@@ -1,4 +1,4 @@
-//! `nightporter capture`: frames of a port as a pcap file, and how many were missed.
+//! `nightporter capture`: frames of a port as a pcap file, and the number of missed frames.
 
 use std::fs::File;
 use std::io;
@@ -14,10 +14,10 @@ use nightporter_api::{Only, Request};
 use crate::client::Client;
 use crate::{copy, status};
 
-/// How often it is asked what was missed.
+/// How often the daemon is asked for the number of missed frames.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What is captured, and where it goes.
+/// The frames to capture, and their file.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// A VM or an uplink.
@@ -25,18 +25,18 @@ pub(crate) struct Options {
     /// The file; `-` is standard output, as for `| tcpdump -r -`.
     #[arg(short = 'w', value_name = "FILE")]
     file: PathBuf,
-    /// Only frames from or to this address.
+    /// Capture only frames from or to this address.
     #[arg(long, value_name = "ADDRESS")]
     host: Option<IpAddr>,
-    /// Only frames from or to this port of TCP or UDP.
+    /// Capture only frames from or to this port of TCP or UDP.
     #[arg(long = "port", value_name = "NUMBER")]
     l4_port: Option<u16>,
-    /// Only so many bytes of each frame; 128 hold all headers.
+    /// Capture at most so many bytes of each frame; 128 hold all headers.
     #[arg(short = 's', long, value_name = "BYTES")]
     snaplen: Option<u32>,
 }
 
-/// Captures until the reader or the daemon goes.
+/// Captures until the reader or the daemon closes its end.
 pub(crate) fn capture(client: Client, control: &Path, options: &Options) -> Result<()> {
     let Options { port, file, host, l4_port, snaplen } = options;
     let only = Only { host: *host, port: *l4_port };
@@ -52,7 +52,7 @@ pub(crate) fn capture(client: Client, control: &Path, options: &Options) -> Resu
     copy(stream, to, "the daemon")
 }
 
-/// Says so whenever more frames were missed, until the daemon does not answer.
+/// Reports the number of missed frames whenever it has grown, until the daemon does not answer.
 fn say_what_is_missed(control: &Path, port: &str) {
     let Ok(mut client) = Client::connect(control) else { return };
     let mut said = 0;
@@ -61,8 +61,8 @@ fn say_what_is_missed(control: &Path, port: &str) {
         match missed {
             Some(missed) if missed > said => {
                 eprintln!(
-                    "captures of {port} have missed {missed} frames: who reads is slow\n    \
-                     fix: take less with --snaplen, --host or --port"
+                    "captures of {port} have missed {missed} frames: the reader is too slow\n    \
+                     fix: capture less with --snaplen, --host or --port"
                 );
                 said = missed;
             }

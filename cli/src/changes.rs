@@ -1,4 +1,4 @@
-//! Ports that come, go and change.
+//! The commands that add, change and remove ports, and the reload.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -11,13 +11,13 @@ use nightporter_api::{Change, Plan, Reply, Request};
 
 use super::{Client, print, status, unexpected};
 
-/// How long a change may take before somebody asks whether the daemon stands.
+/// How long a change may take before the daemon is asked whether it still answers.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Whether to do it.
+/// Whether the change is made.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct Dry {
-    /// Only show what would be done.
+    /// Show the changes, and make none.
     #[arg(long)]
     dry_run: bool,
 }
@@ -25,10 +25,10 @@ pub(crate) struct Dry {
 /// `nightporter vm`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum OfVm {
-    /// A VM comes: `vm add web3 mac=52:54:00:00:00:03 budget=128M`. It is not in the configuration
-    /// file: a restart forgets it, a reload does not.
+    /// Adds a VM: `vm add web3 mac=52:54:00:00:00:03 budget=128M`. It is not written into the
+    /// configuration file: a restart forgets the VM, a reload keeps it.
     Add {
-        /// Its name.
+        /// The name of the VM.
         name: String,
         /// Keys as in [[vm]] of the configuration file.
         #[arg(value_name = "KEY=VALUE", value_parser = key_value)]
@@ -36,11 +36,11 @@ pub(crate) enum OfVm {
         #[command(flatten)]
         dry: Dry,
     },
-    /// A VM gets other keys: `vm set web1 mtu=9000 mac=` (nothing is the default). Its connections
-    /// stay, unless it comes into another VLAN. A reload puts back what the file says, and so does
-    /// a restart.
+    /// Changes keys of a VM: `vm set web1 mtu=9000 mac=` (an empty value is the default). Its
+    /// connections stay, unless the VM gets into another VLAN. A reload or a restart restores the
+    /// keys of the file.
     Set {
-        /// Its name.
+        /// The name of the VM.
         name: String,
         /// Keys as in [[vm]] of the configuration file.
         #[arg(value_name = "KEY=VALUE", value_parser = key_value, required = true)]
@@ -48,10 +48,10 @@ pub(crate) enum OfVm {
         #[command(flatten)]
         dry: Dry,
     },
-    /// A VM goes, and its connections with it; `nightporter drain VM` before that spares them what
-    /// they are owed.
+    /// Removes a VM, and ends its connections. Run `nightporter drain VM` first, so that no bytes
+    /// are lost that the host has acknowledged.
     Remove {
-        /// Its name.
+        /// The name of the VM.
         name: String,
         #[command(flatten)]
         dry: Dry,
@@ -61,9 +61,9 @@ pub(crate) enum OfVm {
 /// `nightporter uplink`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum OfUplink {
-    /// An uplink comes: `uplink add lan2 kind=tap ifname=np1 bridge=br0`.
+    /// Adds an uplink: `uplink add lan2 kind=tap ifname=np1 bridge=br0`.
     Add {
-        /// Its name.
+        /// The name of the uplink.
         name: String,
         /// Keys as in [[uplink]] of the configuration file.
         #[arg(value_name = "KEY=VALUE", value_parser = key_value, required = true)]
@@ -71,9 +71,9 @@ pub(crate) enum OfUplink {
         #[command(flatten)]
         dry: Dry,
     },
-    /// An uplink goes.
+    /// Removes an uplink.
     Remove {
-        /// Its name.
+        /// The name of the uplink.
         name: String,
         #[command(flatten)]
         dry: Dry,
@@ -96,7 +96,7 @@ fn map(keys: &[(String, String)]) -> Result<BTreeMap<String, String>> {
 }
 
 impl OfVm {
-    /// As the daemon is asked for it.
+    /// The change that the daemon is asked for.
     ///
     /// # Errors
     /// A key is given twice.
@@ -114,7 +114,7 @@ impl OfVm {
 }
 
 impl OfUplink {
-    /// As the daemon is asked for it.
+    /// The change that the daemon is asked for.
     ///
     /// # Errors
     /// A key is given twice.
@@ -129,14 +129,14 @@ impl OfUplink {
 }
 
 impl Dry {
-    /// A reload.
+    /// The reload.
     pub(crate) fn as_change(self) -> (Change, Self) {
         (Change::Reload {}, self)
     }
 }
 
-/// Asks for it, and shows what was or would be done. Gigabytes of store may be allocated for it, on
-/// a thread that is not the one that answers others.
+/// Asks for a change, and shows the steps that were or would be done. The daemon may allocate
+/// gigabytes of store for it, but not on the thread that answers clients.
 pub(crate) fn change(
     mut client: Client,
     control: &Path,
@@ -169,9 +169,9 @@ fn show(out: &mut dyn Write, plan: &Plan) -> std::io::Result<()> {
         (_, true) => writeln!(out, "nothing to change"),
         (true, false) => Ok(()),
         (false, false) if plan.needs_restart.is_empty() => {
-            writeln!(out, "nothing was changed: that is what would be done")
+            writeln!(out, "nothing was changed: these changes would be made")
         }
-        (false, false) => writeln!(out, "nothing was changed, and nothing of it would be"),
+        (false, false) => writeln!(out, "nothing was changed: without a restart, nothing would be"),
     }
 }
 

@@ -13,16 +13,16 @@ use nightporter_api::{Reply, Request};
 /// How long a daemon may take to answer: a status of a million flows takes milliseconds.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Nothing has happened for so long.
+/// The end of an error: the daemon has done nothing for `limit`.
 fn stands(limit: Duration) -> String {
     format!(
-        " for {} s: nightporterd stands\n    fix: see its log; if it does not go on, restart it",
+        " for {} s: nightporterd hangs\n    fix: see its log; if it does not go on, restart it",
         limit.as_secs()
     )
 }
 
-/// Connects, unless the daemon takes no connections and so many wait that one more has to wait for
-/// a place.
+/// Connects, or fails after [`LIMIT`]: if the daemon accepts no connections and its backlog is
+/// full, a connection waits for a place without end.
 fn connect_in_time(path: &Path) -> io::Result<UnixStream> {
     let (to, from) = mpsc::channel();
     let path = path.to_owned();
@@ -45,7 +45,7 @@ impl Client {
             let shown = path.display();
             match e.kind() {
                 ErrorKind::TimedOut => {
-                    anyhow!("nobody takes the connection to {shown}{}", stands(LIMIT))
+                    anyhow!("the connection to {shown} is not accepted{}", stands(LIMIT))
                 }
                 ErrorKind::NotFound | ErrorKind::ConnectionRefused => anyhow!(
                     "nightporterd is not running: nobody listens at {shown}\n    \
@@ -65,7 +65,7 @@ impl Client {
         Ok(Self { stream: BufReader::new(stream), limit: LIMIT })
     }
 
-    /// An answer may take so long.
+    /// Sets how long an answer may take.
     pub(crate) fn wait_for(&mut self, limit: Duration) -> Result<()> {
         self.limit = limit;
         Ok(self.stream.get_ref().set_read_timeout(Some(limit))?)
@@ -76,7 +76,7 @@ impl Client {
         self.ask_as_long_as(request, || bail!("nobody asked"))
     }
 
-    /// The same, and waits longer as long as the daemon `answers` others.
+    /// As [`Self::ask`], but waits longer as long as the daemon `answers` other clients.
     pub(crate) fn ask_as_long_as(
         &mut self,
         request: &Request,
@@ -108,11 +108,11 @@ impl Client {
         }
     }
 
-    /// Sends a request whose answer is a stream, and returns that.
+    /// Sends a request whose answer is a stream, and returns the stream.
     pub(crate) fn stream(mut self, request: &Request) -> Result<impl Read + use<>> {
         match self.ask(request)? {
             Reply::Stream {} => {
-                // There may be nothing to see for as long as it takes.
+                // A quiet port or connection may send nothing for hours.
                 self.stream.get_ref().set_read_timeout(None)?;
                 Ok(self.stream)
             }
@@ -144,8 +144,8 @@ mod tests {
         };
         let reply = client.ask_as_long_as(&Request::Status {}, answers).unwrap();
         assert_eq!((reply, asked.get()), (Reply::Done {}, 3));
-        let said = client.ask_as_long_as(&Request::Status {}, || bail!("it stands")).unwrap_err();
-        assert!(said.to_string().starts_with("no answer for 0 s: nightporterd stands"), "{said}");
+        let said = client.ask_as_long_as(&Request::Status {}, || bail!("it hangs")).unwrap_err();
+        assert!(said.to_string().starts_with("no answer for 0 s: nightporterd hangs"), "{said}");
         let mut asked = [0; 34];
         daemon.read_exact(&mut asked).unwrap();
         assert_eq!(asked, *b"{\"cmd\":\"status\"}\n{\"cmd\":\"status\"}\n");

@@ -1,4 +1,4 @@
-//! `nightporter flows`: which connections are shown, in which order, once or again and again.
+//! `nightporter flows`: selects and sorts connections, and shows them once or repeatedly.
 
 use std::cmp::Reverse;
 use std::io::{self, Write};
@@ -12,27 +12,27 @@ use nightporter_api::{FlowInfo, Reply, Request};
 use crate::client::Client;
 use crate::{print, show, unexpected};
 
-/// States of a connection that is over, and soon forgotten.
+/// States of a connection that has ended and is soon forgotten.
 pub(crate) const OVER: [&str; 2] = ["closed", "reset"];
-/// From the top left corner on, and nothing below, as terminals understand it.
+/// Moves the cursor of a terminal to the top left corner, and clears the screen.
 const CLEAR: &str = "\x1b[H\x1b[2J";
 
-/// Which connections.
+/// The connections to show, and their order.
 #[derive(Debug, Default, Args)]
 pub(crate) struct Options {
-    /// Only those of this VM.
+    /// Show only connections of this VM.
     #[arg(long, value_name = "VM")]
     vm: Option<String>,
-    /// Only those in this state.
+    /// Show only connections in this state.
     #[arg(long, value_enum, value_name = "STATE")]
     state: Option<State>,
-    /// Those that are over too; else they are hidden, but not with --state or --json.
+    /// Show ended connections too. They are hidden by default, but not with --state or --json.
     #[arg(long)]
     all: bool,
-    /// Which come first; by default as they are numbered.
+    /// Show the connections with the largest value of this key first; by default, sort by number.
     #[arg(long, value_enum, value_name = "KEY")]
     sort: Option<Key>,
-    /// Again every so many seconds, until Ctrl-C.
+    /// Repeat every so many seconds (1 if no number is given) until Ctrl-C.
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1")]
     watch: Option<u32>,
 }
@@ -50,11 +50,11 @@ enum State {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Key {
-    /// Most bytes held for the guest.
+    /// Bytes held for the guest.
     Held,
-    /// Most bytes ever acknowledged ahead of the guest.
+    /// Bytes ever acknowledged ahead of the guest.
     Early,
-    /// Longest silent.
+    /// Time without a frame.
     Idle,
 }
 

@@ -1,5 +1,5 @@
-//! `nightporter`: the operator's tool for a running `nightporterd`. A library for its binary, and
-//! for what is made of its arguments (`examples/pages.rs`).
+//! `nightporter`: the operator's tool for a running `nightporterd`. It is a library, because its
+//! binary and `examples/pages.rs` (manual pages and completions) need the same arguments.
 
 mod capture;
 mod changes;
@@ -18,7 +18,7 @@ use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use client::Client;
 use nightporter_api::{Direction, RATE_LIMIT_MBIT_S_MAX, Reply, Request, StationInfo, Status};
 
-/// Shows and steers a running nightporterd.
+/// Shows the state of a running nightporterd, and changes it.
 #[derive(Debug, Parser)]
 #[command(version, about)]
 struct Arguments {
@@ -39,42 +39,42 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// The daemon and its ports.
+    /// Shows the daemon and its ports.
     Status,
-    /// Tracked TCP connections.
+    /// Shows the tracked TCP connections.
     Flows(flows::Options),
-    /// VMs of all hosts of the overlays, as the registry knows: where they are, and at which ports
-    /// they listen by the virtual TOE.
+    /// Shows the VMs of all hosts of the overlays, as the registry lists them: their hosts, and the
+    /// ports at which they listen by the virtual TOE.
     Stations,
-    /// One connection, by the number that `flows` shows.
+    /// Shows one connection, by the number that `flows` shows.
     Flow {
-        /// Its number.
+        /// The number of the connection.
         id: u64,
-        /// Its segments from now on, as they reach and leave the daemon; end with Ctrl-C.
+        /// Show its segments from now on, as they reach and leave the daemon; end with Ctrl-C.
         #[arg(long)]
         trace: bool,
     },
-    /// The frames of a port, as a pcap file; end with Ctrl-C. Super-segments are one frame each,
+    /// Writes the frames of a port as a pcap file; end with Ctrl-C. A super-segment is one frame,
     /// and checksums may still be partial.
     Capture(capture::Options),
-    /// Turns ack offload of a VM on, for new connections, or off.
+    /// Turns ack offload of a VM on (for new connections) or off.
     Offload {
         /// on or off.
         switch: Switch,
         /// The VM.
         vm: String,
     },
-    /// Turns congestion offload of a VM on or off: for its connections that have ack offload, the
-    /// host sends what the guest hands over.
+    /// Turns congestion offload of a VM on or off. With it, the host sends the data that the guest
+    /// hands over, on connections that have ack offload.
     CongestionOffload {
         /// on or off.
         switch: Switch,
         /// The VM.
         vm: String,
     },
-    /// Limits what a VM sends, or is sent, in a second.
+    /// Limits the rate at which a VM sends or receives.
     RateLimit {
-        /// The direction.
+        /// The direction to limit.
         direction: Way,
         /// Mbit/s (10^6 bits), 1 to 100000; or off.
         #[arg(value_name = "MBIT_S|off", value_parser = rate)]
@@ -82,19 +82,20 @@ enum Command {
         /// The VM.
         vm: String,
     },
-    /// VMs come, go and change, without a restart.
+    /// Adds, changes and removes VMs without a restart.
     #[command(subcommand)]
     Vm(changes::OfVm),
-    /// Uplinks come and go.
+    /// Adds and removes uplinks.
     #[command(subcommand)]
     Uplink(changes::OfUplink),
-    /// Makes the daemon what its configuration file says now: all of it, or nothing.
+    /// Reads the configuration file again, and applies all of its changes or none.
     Reload(changes::Dry),
-    /// Makes no new promises for a VM, and waits until all are kept; `offload on` ends it.
+    /// Drains a VM: the host makes no new promises for it. Waits until all promises are kept;
+    /// `offload on` ends the drain.
     Drain {
         /// The VM.
         vm: String,
-        /// Do not wait.
+        /// Do not wait until all promises are kept.
         #[arg(long)]
         no_wait: bool,
     },
@@ -144,13 +145,13 @@ impl Switch {
     }
 }
 
-/// Its arguments, as the shell and the manual know them.
+/// The arguments, for the manual pages and the completions.
 #[must_use]
 pub fn command() -> clap::Command {
     Arguments::command()
 }
 
-/// The program.
+/// Runs the program.
 #[must_use]
 pub fn main() -> ExitCode {
     match run(&Arguments::parse()) {
@@ -210,7 +211,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     }
 }
 
-/// Prints `value` as JSON, or what `text` makes of it.
+/// Prints `value` as JSON, or as text by `text`.
 fn print(
     json: bool,
     value: &impl serde::Serialize,
@@ -244,7 +245,7 @@ fn status(client: &mut Client) -> Result<Status> {
     }
 }
 
-/// All of them.
+/// All pages of the list.
 fn stations(client: &mut Client) -> Result<Vec<StationInfo>> {
     let (mut all, mut after) = (Vec::new(), None);
     loop {
@@ -261,7 +262,7 @@ fn stations(client: &mut Client) -> Result<Vec<StationInfo>> {
     }
 }
 
-/// Copies what comes as it comes, so that a reader sees it at once.
+/// Copies each piece when it arrives, so that a reader sees it at once.
 fn copy(mut from: impl Read, mut to: impl Write, who: &str) -> Result<()> {
     let mut buffer = vec![0; 1 << 16];
     loop {

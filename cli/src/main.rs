@@ -1,4 +1,4 @@
-//! The program: all of it is in the library.
+//! The program; its code is in the library.
 
 use std::process::ExitCode;
 

@@ -8,7 +8,7 @@ use nightporter_api::{
 
 use crate::flows::OVER;
 
-/// The daemon, a line per port, a line for each that dropped something, and one for each limit.
+/// The daemon, a line for each port, then lines for drops, troubles and limits.
 pub(crate) fn status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
     let stopping = if status.stopping { ", stopping" } else { "" };
     let up = duration(status.uptime_s);
@@ -48,7 +48,7 @@ pub(crate) fn status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
         writeln!(out, "{} turns took longer than a second", status.stalls)?;
     }
     if status.broker_ended {
-        writeln!(out, "no uplink comes or comes back: restart nightporterd")?;
+        writeln!(out, "uplinks can be neither added nor opened again: restart nightporterd")?;
     }
     if status.refused_calls > 0 {
         writeln!(out, "{} system calls were refused: see the log", status.refused_calls)?;
@@ -59,7 +59,7 @@ pub(crate) fn status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
     Ok(())
 }
 
-/// What is not as it should be with a VM, and its limits.
+/// The troubles of a VM, and its limits.
 fn troubles(out: &mut dyn Write, name: &str, vm: &VmStatus) -> io::Result<()> {
     let ways =
         [(vm.rate_limit_from_guest_mbit_s, "from it"), (vm.rate_limit_to_guest_mbit_s, "to it")];
@@ -84,7 +84,7 @@ fn troubles(out: &mut dyn Write, name: &str, vm: &VmStatus) -> io::Result<()> {
     Ok(())
 }
 
-/// A VM's socket device, where it has trouble.
+/// The troubles of a VM's socket device.
 fn device(out: &mut dyn Write, vm: &str, toe: &ToeStatus) -> io::Result<()> {
     if !toe.listens {
         writeln!(out, "{vm}'s socket device has no socket: something else is at its path")?;
@@ -96,7 +96,7 @@ fn device(out: &mut dyn Write, vm: &str, toe: &ToeStatus) -> io::Result<()> {
     Ok(())
 }
 
-/// What is not as it should be.
+/// The troubles of the registry.
 fn registry(out: &mut dyn Write, registry: &RegistryStatus) -> io::Result<()> {
     if let Some(trouble) = &registry.trouble {
         writeln!(out, "the registry ({}) does not answer: {trouble}", registry.kind)?;
@@ -111,7 +111,7 @@ fn registry(out: &mut dyn Write, registry: &RegistryStatus) -> io::Result<()> {
     Ok(())
 }
 
-/// A line per station.
+/// A line for each station.
 pub(crate) fn stations(out: &mut dyn Write, stations: &[StationInfo]) -> io::Result<()> {
     let mut rows = vec![["VNI", "MAC", "VM", "HOST", "CLAIM", "IPS", "LISTENS"].map(String::from)];
     rows.extend(stations.iter().map(|s| {
@@ -128,7 +128,8 @@ pub(crate) fn stations(out: &mut dyn Write, stations: &[StationInfo]) -> io::Res
     table(out, &rows)
 }
 
-/// Where a station listens by the virtual TOE: `80,443,+3` are two ports by name and three more.
+/// The ports at which a station listens by the virtual TOE: `80,443,+3` are two ports and three
+/// more that are only counted.
 fn listens(station: &StationInfo) -> String {
     let Some(ports) = &station.listens else { return "-".into() };
     let more = (station.listens_more > 0).then(|| format!("+{}", station.listens_more));
@@ -184,7 +185,7 @@ fn is_over(state: &str) -> bool {
     OVER.contains(&state)
 }
 
-/// A line per connection.
+/// A line for each connection.
 pub(crate) fn flows(out: &mut dyn Write, flows: &[FlowInfo]) -> io::Result<()> {
     let mut rows = vec![
         ["ID", "VM", "GUEST", "", "REMOTE", "STATE", "HELD", "EARLY", "IDLE", "WHY"]
@@ -253,7 +254,7 @@ pub(crate) fn flow(out: &mut dyn Write, f: &FlowInfo) -> io::Result<()> {
     Ok(())
 }
 
-/// Columns as wide as their widest entry; the last one ragged.
+/// Writes columns as wide as their widest entry; lines do not end in spaces.
 fn table<const N: usize>(out: &mut dyn Write, rows: &[[String; N]]) -> io::Result<()> {
     let mut widths = [0; N];
     for row in rows {

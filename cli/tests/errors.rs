@@ -1,4 +1,4 @@
-//! What an operator reads when `nightporter` cannot do what it is told.
+//! The errors of `nightporter`, as an operator reads them.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixListener;
@@ -74,7 +74,7 @@ fn a_daemon_that_stands_is_an_error_after_five_seconds() {
     let output = nightporter(path.to_str().unwrap(), &["status"]);
     assert_eq!(output.status.code(), Some(1));
     let said = stderr(&output);
-    assert!(said.starts_with("nightporter: no answer for 5 s: nightporterd stands\n"), "{said}");
+    assert!(said.starts_with("nightporter: no answer for 5 s: nightporterd hangs\n"), "{said}");
     drop(listener);
     std::fs::remove_file(path).unwrap();
 }
@@ -89,7 +89,7 @@ fn a_capture_says_what_it_misses() {
         capture.read_line(&mut asked).unwrap();
         capture.get_mut().write_all(b"{\"stream\":{}}\nframes").unwrap();
         let mut status = accept();
-        // It has said what it was told when it asks again.
+        // When the tool asks again, it has reported the answer before.
         for missed in [0, 7, 7] {
             status.read_line(&mut String::new()).unwrap();
             let port = nightporter_api::PortStatus {
@@ -157,7 +157,7 @@ fn a_plan_is_shown_line_by_line_and_what_stays_undone_is_said() {
     assert_eq!(
         said("dry", dry, &["reload", "--dry-run"]),
         "- vm c\n! needs a restart: daemon.cpu 1 -> 2\n\
-         nothing was changed, and nothing of it would be\n"
+         nothing was changed: without a restart, nothing would be\n"
     );
 }
 
