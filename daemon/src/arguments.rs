@@ -13,11 +13,12 @@ pub struct Arguments {
     /// Debian package has in /usr/share/doc/nightporter.
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
-    /// Only check the configuration, and whether this host has what it names: print a summary, or
-    /// every mistake with its fix.
+    /// Check the configuration and exit. Check also that this host has the interfaces, addresses
+    /// and cores that it names. Prints a summary, or every mistake with its fix.
     #[arg(long)]
     pub check: bool,
-    /// A key of [daemon] that wins over the file, as in --set log=debug. May be repeated.
+    /// Set a key of [daemon] instead of its value in the file, as in --set log=debug. May be
+    /// repeated.
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
     pub set: Vec<(String, String)>,
 }
@@ -27,7 +28,7 @@ fn key_value(text: &str) -> Result<(String, String), String> {
     Ok((key.trim().into(), value.trim().into()))
 }
 
-/// The arguments, as the shell and the manual know them.
+/// The arguments, for the manual page and the completions.
 #[must_use]
 pub fn command() -> Command {
     Arguments::command()

@@ -51,9 +51,9 @@ pub enum Case {
 pub enum Between {
     /// User-mode Linux guests.
     Uml,
-    /// QEMU's.
+    /// QEMU guests.
     Qemu,
-    /// No guests: the hosts.
+    /// No guests: between the hosts.
     None,
 }
 

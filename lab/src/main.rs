@@ -28,32 +28,32 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Three guests on one core; uploads into one of them and downloads from it over several paths,
-    /// interleaved. Without a scheduler and a link: `eevdf` over `lan`, then `strict30` over
-    /// `metro`.
+    /// Runs three guests on one core, and measures uploads into one of them and downloads from it
+    /// over several paths, interleaved. Without --sched and --link: `eevdf` over `lan`, then
+    /// `strict30` over `metro`.
     Demo {
-        /// How the guests compete.
+        /// How the guests share their core.
         #[arg(long, value_enum)]
         sched: Option<Scheduler>,
-        /// What they are reached over.
+        /// The link to the guests.
         #[arg(long, value_enum)]
         link: Option<Link>,
-        /// Transfers for each path and size, at most.
+        /// Most transfers for each path and size.
         #[arg(long, default_value_t = 100)]
         transfers: usize,
         /// Seconds for the transfers of one case.
         #[arg(long, default_value_t = 90)]
         seconds: u64,
-        /// Only these sizes, bytes. The default ends at 10 MB; without competition at 50 MB.
+        /// Sizes of the transfers, bytes. The default ends at 10 MB, without competition at 50 MB.
         #[arg(long, value_delimiter = ',')]
         sizes: Option<Vec<usize>>,
-        /// Who sends.
+        /// The directions of the transfers.
         #[arg(long, value_enum, value_delimiter = ',', default_value = "up,down")]
         directions: Vec<Direction>,
-        /// Only these paths of uploads.
+        /// The paths of uploads.
         #[arg(long, value_enum, value_delimiter = ',', default_value = "tap,off,ack-offload")]
         paths: Vec<NetPath>,
-        /// Only these paths of downloads.
+        /// The paths of downloads.
         #[arg(
             long,
             value_enum,
@@ -61,117 +61,118 @@ enum Command {
             default_value = "tap,off,flood-route,flood-bpf"
         )]
         down_paths: Vec<NetPath>,
-        /// Downloads of 10 and 100 MB too.
+        /// Add downloads of 10 and 100 MB.
         #[arg(long)]
         full: bool,
-        /// Do not probe for KVM but use this.
+        /// The accelerator; by default, KVM is probed for.
         #[arg(long, value_enum)]
         accel: Option<Accel>,
-        /// Seed of payloads, moments and order.
+        /// Seed of the payloads, of the times and of the order.
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
-    /// Sockets over the host beside guest TCP, between guests of one host and of two.
+    /// Compares sockets over the host with guest TCP, between guests of one host and of two hosts.
     DemoToe {
-        /// Between whom.
+        /// The kinds of guests.
         #[arg(long, value_enum, value_delimiter = ',', default_value = "uml,qemu")]
         guests: Vec<Between>,
-        /// Seconds for the transfers of each.
+        /// Seconds for the transfers of each kind.
         #[arg(long, default_value_t = 75)]
         seconds: u64,
-        /// Rounds at least, however long they take.
+        /// Fewest rounds, even if they take longer.
         #[arg(long, default_value_t = 3)]
         rounds_least: usize,
-        /// Rounds at most.
+        /// Most rounds.
         #[arg(long, default_value_t = 15)]
         rounds: usize,
-        /// Do not probe for KVM but use this.
+        /// The accelerator; by default, KVM is probed for.
         #[arg(long, value_enum)]
         accel: Option<Accel>,
     },
-    /// The HPC Challenge of processes in guests of two hosts, by overlay and by TOE.
+    /// Runs the HPC Challenge in guests of two hosts, by overlay and by TOE.
     Hpcc {
         /// Numbers of guests, half of them on each host, with one process each.
         #[arg(long, value_delimiter = ',', default_value = "2,4")]
         guests: Vec<usize>,
-        /// What runs them.
+        /// The kind of guests.
         #[arg(long, value_enum, default_value = "uml")]
         vmm: Between,
         /// Runs by each path.
         #[arg(long, default_value_t = 3)]
         rounds: usize,
-        /// Rows of the matrix that the sizes of all its tests come from.
+        /// Rows of the matrix, which determine the sizes of all tests.
         #[arg(long, default_value_t = 500)]
         size: usize,
-        /// Do not probe for KVM but use this.
+        /// The accelerator; by default, KVM is probed for.
         #[arg(long, value_enum)]
         accel: Option<Accel>,
     },
-    /// Uploads by curl beside the demo's own, over the same world.
+    /// Compares uploads by curl with uploads by the demo's own client, in the same world.
     Outside {
-        /// How the guests compete.
+        /// How the guests share their core.
         #[arg(long, value_enum, default_value = "strict30")]
         sched: Scheduler,
-        /// What they are reached over.
+        /// The link to the guests.
         #[arg(long, value_enum, default_value = "metro")]
         link: Link,
-        /// Size of each upload.
+        /// Size of each upload, bytes.
         #[arg(long, default_value_t = 1_000_000)]
         bytes: usize,
         /// Uploads with each client over each path.
         #[arg(long, default_value_t = 30)]
         rounds: usize,
-        /// What QEMU uses.
+        /// The accelerator of QEMU.
         #[arg(long, value_enum, default_value = "tcg")]
         accel: Accel,
     },
-    /// Congestion offload beside Linux's own CUBIC, over one bottleneck: goodput, losses, fairness.
+    /// Compares congestion offload with Linux's own CUBIC over one bottleneck: goodput, losses,
+    /// fairness.
     Compare {
-        /// Only these kinds of cells.
+        /// The kinds of cells.
         #[arg(long, value_enum, value_delimiter = ',', default_value = "alone,beside,far")]
         which: Vec<Which>,
-        /// Only up to this rate, Mbit/s. More than 100 want a machine that does nothing else.
+        /// The highest rate, Mbit/s. Rates above 100 need a machine that does nothing else.
         #[arg(long, default_value_t = 100)]
         rate_most: u64,
-        /// Fairness: a flow of ours beside so many of Linux.
+        /// Fairness: the numbers of Linux flows beside one flow of ours.
         #[arg(long, value_delimiter = ',', default_value = "1,2,4,8")]
         others: Vec<usize>,
-        /// One cell instead: rate in Mbit/s, round trip in ms, queue in bandwidth-delay products,
-        /// loss in percent, as 20,20,1,0.
+        /// Run one cell instead: rate in Mbit/s, round trip in ms, queue in bandwidth-delay
+        /// products, loss in percent, as 20,20,1,0.
         #[arg(long)]
         cell: Option<Cell>,
         /// Runs of each arm of a cell.
         #[arg(long, default_value_t = 5)]
         rounds: usize,
-        /// Seconds of a run; otherwise as the cell needs it.
+        /// Seconds of a run; by default, the time that the cell needs.
         #[arg(long)]
         seconds: Option<u64>,
-        /// Where the result goes instead of `target/compare/result.json`.
+        /// The file of the result, instead of `target/compare/result.json`.
         #[arg(long)]
         out: Option<PathBuf>,
     },
-    /// What many VMs whose guests do not run cost others: echoes, changes, statuses.
+    /// Measures how many VMs whose guests do not run delay others: echoes, changes, statuses.
     Crowd {
-        /// VMs.
+        /// Number of these VMs.
         #[arg(long, default_value_t = 1000)]
         vms: usize,
-        /// Echoes without them, and beside them.
+        /// Number of echoes without them, and of echoes beside them.
         #[arg(long, default_value_t = 20_000)]
         echoes: usize,
-        /// VMs that come and go, and statuses that are asked for.
+        /// Number of VMs that are added and removed, and of statuses that are asked for.
         #[arg(long, default_value_t = 25)]
         changes: usize,
     },
-    /// The tests on real guests, with libtest's output.
+    /// Runs the tests on real guests, with libtest's output.
     Test {
-        /// Only those whose name contains this.
+        /// Run only tests whose name contains this.
         #[arg(default_value = "")]
         filter: String,
-        /// Keep the captures of what passed in this directory.
+        /// Keep captures without findings in this directory.
         #[arg(long)]
         captures: Option<PathBuf>,
     },
-    /// Only download and build what the guests boot, so that a later run needs no network.
+    /// Downloads and builds the images that guests boot, so that a later run needs no network.
     Prepare,
 }
 

@@ -33,10 +33,10 @@ const CHANCE_SEEDS: u64 = 20;
 /// Exit code of seeds that carried too little, or excused too much.
 const TOO_LITTLE: u8 = 13;
 
-/// A world in virtual time around the core of Nightporter: one seed decides everything.
+/// Simulates a network in virtual time around the core of Nightporter; one seed decides everything.
 ///
 /// Exit codes: 0 nothing found, 1 a mutation was not noticed, 2 wrong usage, 10 crash, 11 safety,
-/// 12 liveness, 13 nothing found in seeds that carried too little, or excused too much.
+/// 12 liveness, 13 nothing found, but the seeds carried too little or excused too much.
 #[derive(Parser)]
 #[command(version)]
 struct Args {
@@ -48,56 +48,56 @@ struct Args {
 enum Command {
     /// Run many seeds, or one again, and check every invariant at every step.
     Run(RunArgs),
-    /// Break core in one way after the other, and tell which seed and which test notices.
+    /// Break core in one way after the other, and print the seed and the test that notice each.
     Mutants(MutantsArgs),
-    /// Break core in ways that cargo-mutants lists, and tell who notices.
+    /// Break core in ways that cargo-mutants lists, and print the seeds and tests that notice them.
     Survey(SurveyArgs),
-    /// Draw the figures of the vSnoop paper, and a table with our numbers beside its.
+    /// Draw the figures of the vSnoop paper, and print our numbers beside those of the paper.
     Figures {
-        /// Where the files go.
+        /// The directory for the files.
         #[arg(long, default_value = "target/figures")]
         out: PathBuf,
-        /// Runs at a time; as many as there are processors.
+        /// Runs at a time; by default, the number of processors.
         #[arg(long)]
         jobs: Option<usize>,
     },
-    /// Run seeds for hours: it can be stopped, and goes on where it was.
+    /// Run seeds for hours. A run can be stopped; the next one goes on from there.
     Long {
-        /// How many seeds in all.
+        /// Number of seeds in all.
         #[arg(long, default_value_t = 200_000)]
         seeds: u64,
-        /// Stop when this version has had so many hours of processor time.
+        /// Stop when this version has used so many hours of processor time.
         #[arg(long, default_value_t = 1_000_000.0)]
         cpu_hours: f64,
-        /// Where it keeps how far it came.
+        /// The file that keeps the progress.
         ///
-        /// What another version did is kept apart there; this one goes on with the next seed.
+        /// It keeps the results of other versions apart; this version goes on with the next seed.
         #[arg(long, default_value = "target/sim/long.json")]
         state: PathBuf,
-        /// Seeds at a time; as many as there are processors.
+        /// Seeds at a time; by default, the number of processors.
         #[arg(long)]
         jobs: Option<usize>,
     },
     /// Check two captures of one run, taken with `nightporter capture` at the same time.
     CheckTrace(TraceArgs),
-    /// Write captures of a seed's honest connections, with the offload and without: two sides each.
+    /// Write captures of a seed's honest connections on both sides, with the offload and without.
     Captures {
         /// The seed.
         seed: u64,
-        /// Where the four files go.
+        /// The directory for the four files.
         #[arg(long, default_value = "target/sim")]
         out: PathBuf,
     },
-    /// Print which event met a flow in which state, and what never happened.
+    /// Print which events met flows in which states, and which never did.
     Coverage {
-        /// How many seeds.
+        /// Number of seeds.
         #[arg(long, default_value_t = 2000)]
         seeds: u64,
-        /// Seeds at a time; as many as there are processors.
+        /// Seeds at a time; by default, the number of processors.
         #[arg(long)]
         jobs: Option<usize>,
     },
-    /// Print what a seed decides, as JSON.
+    /// Print the plan of a seed, as JSON.
     Plan {
         /// The seed.
         seed: u64,
@@ -106,24 +106,25 @@ enum Command {
 
 #[derive(clap::Args)]
 struct MutantsArgs {
-    /// Seeds until a mutation counts as not noticed.
+    /// Seeds to run until a mutation counts as not noticed.
     #[arg(long, default_value_t = 2000)]
     seeds: u64,
     /// Look for the first seed and the first test that notice, and write the record anew.
     ///
-    /// Else who is known to notice is asked first, and others only if they do not any more.
+    /// By default, the seeds and tests of the record run first, and others only if those no longer
+    /// notice the mutation.
     #[arg(long)]
     anew: bool,
-    /// Only mutations whose names contain this. Several times for more; the record keeps the rest.
+    /// Run only mutations whose names contain this. May be repeated; the record keeps the rest.
     #[arg(long)]
     only: Vec<String>,
-    /// Also mutations by chance, of what `cargo mutants --list --json` wrote; only reported.
+    /// Run also random mutations of this output of `cargo mutants --list --json`; only report.
     #[arg(long)]
     list: Option<PathBuf>,
-    /// How many of the list.
+    /// Number of mutations to draw from the list.
     #[arg(long, default_value_t = 40)]
     sample: usize,
-    /// Mutations at a time; as many as there are processors.
+    /// Mutations at a time; by default, the number of processors.
     #[arg(long)]
     jobs: Option<usize>,
     /// The root of the repository.
@@ -133,28 +134,28 @@ struct MutantsArgs {
 
 #[derive(clap::Args)]
 struct SurveyArgs {
-    /// What `cargo mutants --list --json --package nightporter-core` wrote.
+    /// The output of `cargo mutants --list --json --package nightporter-core`.
     #[arg(long)]
     list: PathBuf,
-    /// How many of the list.
+    /// Number of mutations to draw from the list.
     #[arg(long, default_value_t = 1000)]
     sample: usize,
-    /// Decides which; another one each time if it is not given.
+    /// Seed of the draw; by default, another one each time.
     #[arg(long)]
     seed: Option<u64>,
-    /// Seeds of the simulator until a mutation counts as not noticed.
+    /// Seeds of the simulator to run until a mutation counts as not noticed.
     #[arg(long, default_value_t = 500)]
     seeds: u64,
-    /// Stop after this time; the next run goes on.
+    /// Stop after so many seconds; the next run goes on from there.
     #[arg(long, default_value_t = 1_000_000)]
     limit_s: u64,
-    /// Programs at a time; as many as there are processors.
+    /// Programs at a time; by default, the number of processors.
     #[arg(long)]
     jobs: Option<usize>,
     /// The root of the repository.
     #[arg(long, default_value = ".")]
     root: PathBuf,
-    /// Where the copy of core, what is built of it and the state are.
+    /// The directory for the copy of core, its build and the state.
     #[arg(long, default_value = "target/survey")]
     dir: PathBuf,
 }
@@ -167,47 +168,47 @@ struct TraceArgs {
     /// The capture of the guest's port.
     #[arg(long)]
     guest: PathBuf,
-    /// The guest's MAC. Several times for a simulated run, whose guests are all in one capture.
+    /// The guest's MAC. May be repeated for a simulated run, whose guests are all in one capture.
     #[arg(long, required = true, value_parser = mac)]
     guest_mac: Vec<[u8; 6]>,
     /// Ack offload was off all the time.
     #[arg(long)]
     offload_off: bool,
-    /// The host may have sent for the guests: they have congestion offload.
+    /// The guests have congestion offload, so the host may have sent for them.
     #[arg(long)]
     sends: bool,
-    /// Both captures go on to the end: what one has after the other's last frame counts too.
+    /// Both captures are complete: frames of one after the last frame of the other count too.
     #[arg(long)]
     whole: bool,
 }
 
 #[derive(clap::Args)]
 struct RunArgs {
-    /// How many seeds.
+    /// Number of seeds.
     #[arg(long, default_value_t = 500)]
     seeds: u64,
-    /// The first of them.
+    /// The first seed.
     #[arg(long, default_value_t = 0)]
     from: u64,
-    /// This seed alone, with all there is to tell about it.
+    /// Run this seed alone, and print everything about it.
     #[arg(long, conflicts_with_all = ["seeds", "from"])]
     seed: Option<u64>,
-    /// A plan of an earlier failure instead of a seed.
+    /// Run the plan of an earlier failure instead of a seed.
     #[arg(long, conflicts_with_all = ["seeds", "from", "seed"])]
     plan: Option<PathBuf>,
-    /// Of the one seed or plan, look for the smallest plan that fails in the same way.
+    /// Look for the smallest plan that fails in the same way as the one seed or plan.
     #[arg(long, conflicts_with_all = ["seeds", "from"])]
     shrink: bool,
     /// Turn the offload off in every guest: the run must then fail because it carries too little.
     #[arg(long, conflicts_with_all = ["seed", "plan"])]
     without_offload: bool,
-    /// Stop at the first failure, the one with the lowest seed among those under way.
+    /// Stop at the first failure: the lowest of the failed seeds that ran at that time.
     #[arg(long, conflicts_with_all = ["seed", "plan"])]
     first: bool,
-    /// Seeds at a time; as many as there are processors.
+    /// Seeds at a time; by default, the number of processors.
     #[arg(long, conflicts_with_all = ["seed", "plan"])]
     jobs: Option<usize>,
-    /// Where plans and captures of failures go.
+    /// The directory for plans and captures of failures.
     #[arg(long, default_value = "target/sim")]
     out: PathBuf,
 }
@@ -419,7 +420,7 @@ fn mutants(args: MutantsArgs) -> anyhow::Result<ExitCode> {
     let hunt = Hunt { seeds: args.seeds, anew: args.anew, only: args.only, jobs, chance };
     let lost = hunt_all(&root, &dir, &hunt, |line| say!("{line}"))?;
     if lost.is_empty() {
-        say!("every mutation was noticed by those that are to notice it");
+        say!("every mutation was noticed by the seed and the test of its record");
         return Ok(ExitCode::SUCCESS);
     }
     say!("not noticed: {}", lost.join("; "));

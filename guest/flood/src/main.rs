@@ -16,11 +16,11 @@ const VERSION: &str = if cfg!(np_flood) {
     concat!(env!("CARGO_PKG_VERSION"), " without np_flood")
 };
 
-/// The guest's part of Nightporter. Nothing of it is needed; some of it makes a guest faster.
+/// The guest's part of Nightporter. A guest works without it, and may be faster with it.
 #[derive(Debug, Parser)]
 #[command(version = VERSION, about)]
 enum Arguments {
-    /// Hand over all there is to send at once, while the host controls congestion.
+    /// Hand over all data to send at once, while the host controls congestion.
     #[command(subcommand)]
     Flood(Flood),
 }
@@ -31,9 +31,9 @@ enum Flood {
     On(Options),
     /// Stop watching, and undo everything.
     Off,
-    /// What is in force, and what limits how much a connection hands over at once.
+    /// Show the settings in force, and the limits of the data that a connection hands over at once.
     Status,
-    /// The same as `on`, in the foreground; ends, and undoes everything, on SIGTERM.
+    /// Do the same as `on` in the foreground. On SIGTERM, undo everything and end.
     Watch {
         #[command(flatten)]
         options: Options,
@@ -45,14 +45,14 @@ enum Flood {
 
 #[derive(Clone, Copy, Debug, clap::Args)]
 struct Options {
-    /// What a new connection hands over before its first acknowledgement. More costs memory of the
-    /// guest; less makes it wait for its core more often.
+    /// Segments that a new connection hands over before its first acknowledgement. More segments
+    /// cost memory of the guest; with fewer segments, it waits for its core more often.
     #[arg(long, value_name = "SEGMENTS", default_value_t = 1000,
           value_parser = clap::value_parser!(u32).range(11..=65_535))]
     segments: u32,
-    /// Leave routes alone: only connections under the congestion control `np_flood` flood, which is
-    /// there as long as this runs. They choose it by setsockopt(TCP_CONGESTION), or all do by the
-    /// setting net.ipv4.tcp_congestion_control.
+    /// Leave routes alone: only connections under the congestion control `np_flood` flood. It is
+    /// loaded as long as this runs. A connection chooses it by setsockopt(TCP_CONGESTION); the
+    /// setting net.ipv4.tcp_congestion_control chooses it for all new ones.
     #[arg(long)]
     np_flood: bool,
 }

@@ -12,7 +12,7 @@
 //! A program can change the target of a pointer while the launcher reads it. It gains nothing,
 //! because it could itself do everything that the launcher does.
 
-#[allow(dead_code)] // Some of it only the library needs.
+#[allow(dead_code)] // Only the library needs all of it.
 #[path = "../src/address.rs"]
 mod address;
 mod calls;
@@ -63,7 +63,8 @@ fn main() -> ExitCode {
     // Before Linux 6.11 a process has its filter until it was waited for.
     let waiting = thread::spawn(move || child.wait().map_or(1, watch::exit_code));
     let world = Arc::new(World::new(watch));
-    // Until no process has the filter any more: a daemon outlives the program that has started it.
+    // Answers calls until no process has the filter any more: a daemon outlives the program that
+    // has started it.
     while let Some(call) = world.watch.next() {
         let world = Arc::clone(&world);
         thread::spawn(move || world.answer(&call));

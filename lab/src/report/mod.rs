@@ -35,9 +35,9 @@ pub enum NetPath {
     Off,
     /// Nightporter with ack offload.
     AckOffload,
-    /// With congestion offload too, and a guest whose routes flood.
+    /// Nightporter with congestion offload too, and a guest whose routes flood.
     FloodRoute,
-    /// The same, and a guest that floods by `np_flood`.
+    /// The same, with a guest that floods by `np_flood`.
     FloodBpf,
 }
 
