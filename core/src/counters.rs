@@ -1,17 +1,17 @@
-//! What is counted for a VM: one list for the fields, the operator's names and the metrics.
+//! The counters of a VM: one list for the fields, the operator's names and the metrics.
 
 /// A counter as operators see it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Counter {
-    /// In the control protocol.
+    /// The name in the control protocol.
     pub name: &'static str,
-    /// In the metrics, without prefix and suffix.
+    /// The name in the metrics, without prefix and suffix.
     pub metric: &'static str,
     doc: &'static str,
 }
 
 impl Counter {
-    /// What it counts, without a full stop.
+    /// The help text, without a full stop.
     #[must_use]
     pub fn help(&self) -> &'static str {
         self.doc.trim().trim_end_matches('.')
@@ -43,31 +43,31 @@ vm_counters! {
     early_acked_bytes = "early_acked_bytes",
     /// ACKs made on the guest's behalf.
     acks_made = "early_acks",
-    /// Pure ACKs of the guest that went no further.
+    /// Pure ACKs of the guest that were not forwarded.
     acks_absorbed = "absorbed_acks",
-    /// Frames handed to the guest again.
+    /// Frames sent to the guest again.
     local_retransmissions = "local_retransmissions",
     /// Connections that were offloaded.
     flows_offloaded = "flows_offloaded",
     /// Connections refused or let go for lack of budget, record or table space.
     flows_refused = "flows_refused",
-    /// Connections reset from here.
+    /// Connections that the host reset.
     flows_aborted = "flows_aborted",
     /// Payload bytes sent to remotes for the guest, each counted once.
     sent_for_guest_bytes = "sent_for_guest_bytes",
-    /// Segments of them.
+    /// Segments sent to remotes for the guest, each counted once.
     sent_for_guest_segments = "sent_for_guest_segments",
     /// Segments sent to remotes again for the guest.
     remote_retransmissions = "remote_retransmissions",
     /// Retransmission timeouts toward remotes.
     remote_timeouts = "remote_timeouts",
-    /// ACKs of remotes that went no further: the host repeats what they miss.
+    /// ACKs of remotes that were not forwarded, because the host repeats lost data itself.
     acks_hidden = "hidden_acks",
-    /// Segments that the guest repeated although the host has them.
+    /// Segments that the guest sent again although the host keeps them.
     guest_copies = "absorbed_guest_copies",
     /// Times that the host began to send for a connection.
     flows_flooded = "flows_flooded",
-    /// Segments that left as the guest sent them, for want of a place to keep them.
+    /// Segments forwarded as the guest sent them, because there was no place to keep them.
     floods_refused = "floods_refused",
     /// Times that a connection was given back to the guest's own congestion control.
     flows_handed_back = "flows_handed_back",

@@ -272,7 +272,7 @@ impl Collector for Snapshot {
         let refused = "System calls that were refused, because the daemon makes none of them";
         let refused = e.encode_descriptor("nightporter_refused_calls", refused, None, Counter)?;
         ConstCounter::new(self.0.refused_calls).encode(refused)?;
-        let broker = "Whether the process that opens uplinks is there";
+        let broker = "Whether the process that opens uplinks runs";
         let broker = e.encode_descriptor("nightporter_broker_up", broker, None, Gauge)?;
         gauge((!self.0.broker_ended).into()).encode(broker)?;
         self.encode_registry(e)?;
@@ -290,10 +290,10 @@ impl Snapshot {
         let up = "Whether the registry answers";
         let up = e.encode_descriptor("nightporter_registry_up", up, None, Gauge)?;
         gauge(registry.trouble.is_none().into()).encode(up)?;
-        let lost = "Times that the registry did not answer any more";
+        let lost = "Times that the registry stopped answering";
         let lost = e.encode_descriptor("nightporter_registry_lost", lost, None, Counter)?;
         ConstCounter::new(registry.lost).encode(lost)?;
-        let known = "What the registry knows of other hosts";
+        let known = "Entries of other hosts in the registry, by kind";
         let mut known = e.encode_descriptor("nightporter_registry_known", known, None, Gauge)?;
         for (kind, n) in [
             ("hosts", registry.hosts),
@@ -302,8 +302,8 @@ impl Snapshot {
         ] {
             gauge(n).encode(known.encode_family(&[("kind", kind)])?)?;
         }
-        let listeners = "Changes of what guests listen to by the virtual TOE, and entries written \
-                         again because of them";
+        let listeners = "Changes of the ports at which guests listen by the virtual TOE, and \
+                         entries written again for them";
         let name = "nightporter_registry_listeners";
         let mut listeners = e.encode_descriptor(name, listeners, None, Counter)?;
         for (kind, n) in
@@ -311,7 +311,7 @@ impl Snapshot {
         {
             ConstCounter::new(n).encode(listeners.encode_family(&[("kind", kind)])?)?;
         }
-        let claims = "VMs of this host, by what has become of their claims";
+        let claims = "VMs of this host, by the state of their claims";
         let mut claims = e.encode_descriptor("nightporter_registry_claims", claims, None, Gauge)?;
         for state in ["held", "unlisted", "waiting", "refused", "contested"] {
             let n = registry.claims.get(state).copied().unwrap_or(0);
@@ -349,7 +349,7 @@ impl Snapshot {
         self.vm_family(e, ("nightporter_offload", offload, Gauge), |vm| {
             vec![(vec![], gauge(u64::from(vm.offload && !vm.draining)))]
         })?;
-        let congestion = "Whether the host controls the congestion of what the guest sends";
+        let congestion = "Whether the host controls congestion for the guest";
         self.vm_family(e, ("nightporter_congestion_offload", congestion, Gauge), |vm| {
             vec![(vec![], gauge(u64::from(vm.controls_congestion)))]
         })?;
@@ -357,7 +357,7 @@ impl Snapshot {
         self.vm_family(e, ("nightporter_ring_faults", rings, Counter), |vm| {
             vec![(vec![], ConstCounter::new(vm.ring_faults))]
         })?;
-        let faults = "Times that memory which the VMM shares was not there; the port went down";
+        let faults = "Times that a page of the VMM's shared memory was missing; the port went down";
         self.vm_family(e, ("nightporter_memory_faults", faults, Counter), |vm| {
             vec![(vec![], ConstCounter::new(vm.memory_faults))]
         })?;
