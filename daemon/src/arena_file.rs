@@ -216,7 +216,7 @@ fn lock_once(path: &Path, new: bool) -> Result<Flock<File>, ArenaFileError> {
         return not_ours("others can read or write it");
     }
     if meta.nlink() != 1 {
-        return not_ours("it has another name too");
+        return not_ours("it has more than one hard link");
     }
     let mut file = file;
     for _ in 0..TRIES {

@@ -193,7 +193,7 @@ pub(crate) fn look() {
     for busy in &mut state.busy {
         if now.since(busy.since) > LIMIT && !std::mem::replace(&mut busy.noticed, true) {
             let port = busy.owner.as_ref().map_or("", |owner| &owner.account.name);
-            tracing::error!(port, "something that the front-end passed does not close");
+            tracing::error!(port, "a descriptor or memory of the front-end does not close");
         }
     }
     let left = state.help(now);

@@ -67,8 +67,8 @@ pub(crate) fn uneven_mtus(config: &Config) -> impl Iterator<Item = String> {
         let larger = config.vms.iter().find(meets)?;
         let VmConfig { name, mtu, .. } = vm;
         Some(format!(
-            "vm.{name}: has an MTU of {mtu}, and {} of {}: large packets between them vanish, but \
-             for TCP's\n    fix: give both the same mtu",
+            "vm.{name}: has an MTU of {mtu}, and {} of {}: large packets between them vanish, \
+             except TCP's\n    fix: give both the same mtu",
             larger.name, larger.mtu
         ))
     })
@@ -91,7 +91,7 @@ fn silent_log(filter: &str) -> Option<String> {
     let is_level = |word: &str| !word.contains(['=', ':', '[']);
     (!filter.split(',').any(is_level)).then(|| {
         format!(
-            "daemon.log = \"{filter}\": of all else only errors are logged\n    \
+            "daemon.log = \"{filter}\": of everything else only errors are logged\n    \
              fix: begin with a level: \"info,{filter}\""
         )
     })
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn a_log_of_modules_alone_is_told_to_be_silent_about_all_else() {
-        let said = "daemon.log = \"nightporterd::vhots=debug\": of all else only errors are \
+        let said = "daemon.log = \"nightporterd::vhots=debug\": of everything else only errors are \
                     logged\n    fix: begin with a level: \"info,nightporterd::vhots=debug\"";
         assert_eq!(silent_log("nightporterd::vhots=debug").as_deref(), Some(said));
         for fine in ["info", "info,nightporterd::vhost=debug", "nightporterd=debug, warn"] {
@@ -155,7 +155,7 @@ mod tests {
             uneven_mtus(&config).collect::<Vec<_>>()
         };
         let said = "vm.b: has an MTU of 1500, and a of 9000: large packets between them vanish, \
-                    but for TCP's\n    fix: give both the same mtu";
+                    except TCP's\n    fix: give both the same mtu";
         assert_eq!(both("mtu = 9000", ""), [said]);
         assert_eq!(both("mtu = 9000\nvlan = 7", "trunk = [7]").len(), 1);
         assert!(both("mtu = 9000", "mtu = 9000").is_empty());

@@ -81,7 +81,7 @@ pub fn run(config: &Config, source: Source, sandbox: &Sandbox) -> Result<(), Vec
             if let Err(e) = arena.remove() {
                 tracing::warn!("the empty arena cannot be removed: {e}");
             }
-            tracing::info!("stopped; nobody is owed anything");
+            tracing::info!("stopped; no connection is owed bytes");
         }
         owed => tracing::warn!(owed, "stopped; connections are owed bytes, see the next start"),
     }
@@ -391,7 +391,7 @@ fn add_wanted(worker: &mut Worker, wanted: Wanted, broker: &Broker) -> Result<()
         Ok(port) => port,
         Err(failure) if failure.is_final => return Err(failure.error),
         Err(OpenFailure { what: why, error, .. }) => {
-            tracing::error!("{error}\n    it is tried again every second");
+            tracing::error!("{error}\n    the daemon tries again every second");
             Port::Lost(Box::new(Lost { wanted, why }))
         }
     };
@@ -407,8 +407,8 @@ fn open_vms(worker: &mut Worker, config: &Config, owners: &Owners) -> Vec<StartE
     for vm in &config.vms {
         match open_vm(worker, vm, owners.access(vm), limited) {
             Ok(None) => {}
-            Ok(Some(e)) => problems.push((e, "it is tried again every second")),
-            Err(e) => problems.push((e, "it has no port until the daemon is started again")),
+            Ok(Some(e)) => problems.push((e, "the daemon tries again every second")),
+            Err(e) => problems.push((e, "the VM has no port until the daemon is started again")),
         }
     }
     if problems.len() == config.vms.len() {

@@ -260,7 +260,7 @@ fn an_arena_that_somebody_else_may_have_put_there_is_not_believed() {
     assert_eq!(why(&dir), "others can read or write it");
     mode(&dir.path(), 0o600);
     std::fs::hard_link(dir.path(), dir.0.join("other")).unwrap();
-    assert_eq!(why(&dir), "it has another name too");
+    assert_eq!(why(&dir), "it has more than one hard link");
     std::fs::remove_file(dir.path()).unwrap();
     std::os::unix::fs::symlink(dir.0.join("other"), dir.path()).unwrap();
     assert_eq!(why(&dir), "it is a link");

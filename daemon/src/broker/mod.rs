@@ -100,7 +100,7 @@ impl Broker {
         let sockets: Vec<_> = overlay.sockets().collect();
         if let Err(Refusal { what, fix, .. }) = self.ask(&TO_ENLARGE, &sockets) {
             let port = &overlay.config().name;
-            tracing::warn!(%port, "it has small buffers: {what}\n    fix: {fix}");
+            tracing::warn!(%port, "the overlay has small buffers: {what}\n    fix: {fix}");
         }
     }
 

@@ -99,7 +99,7 @@ impl Process<'_> {
         let ifname = uplink.ifname.as_str();
         let number = |name: &str| if_nametoindex(name).ok();
         if is_new && !self.made.has_room(number) {
-            let what = format!("commands have made {MADE_MAX} taps that are there");
+            let what = format!("commands have made {MADE_MAX} taps that still exist");
             let fix = "remove one, or write the uplink into the file and reload".into();
             return Err(Refusal { what, fix, ..Refusal::default() });
         }
@@ -120,7 +120,7 @@ impl Process<'_> {
         let ifname = uplink.ifname.as_str();
         let index = if_nametoindex(ifname).map_err(|e| refuse(e.to_string()))?;
         if is_new && !self.made.has(ifname, index) {
-            return Err(refuse(format!("{ifname} is somebody else's")));
+            return Err(refuse(format!("{ifname} is not a tap of this daemon")));
         }
         join_bridge(uplink, index).map_err(|e| refuse(e.to_string()))
     }

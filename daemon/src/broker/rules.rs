@@ -78,7 +78,7 @@ impl Rules {
 
     pub(super) fn judge(&self, request: &[u8; REQUEST]) -> Verdict {
         let Some(uplink) = read(request) else {
-            return Verdict::Refuse("this is no uplink".into(), "report this".into());
+            return Verdict::Refuse("this is not an uplink".into(), "report this".into());
         };
         if [&self.at_start, &self.now].iter().any(|it| it.uplinks.contains(request)) {
             return Verdict::Open(uplink);
@@ -100,8 +100,8 @@ impl Rules {
                 format!("name it in daemon.bridges, or {write}"),
             ),
             _ => {
-                let what = "and a command may only add a tap that is made for it and has a bridge";
-                Verdict::Refuse(format!("{ifname} is not in {file} so, {what}"), write)
+                let what = "and a command may only add a new tap with a bridge";
+                Verdict::Refuse(format!("{file} has no such uplink {ifname}, {what}"), write)
             }
         }
     }

@@ -224,7 +224,7 @@ impl Plan {
         if now.toe_rules != wanted.toe_rules {
             let (before, after) = (now.toe_rules.len(), wanted.toe_rules.len());
             self.lines
-                .push(format!("~ toe rules: {before} -> {after}, for what connects from now on"));
+                .push(format!("~ toe rules: {before} -> {after}, for connections from now on"));
             self.steps.push(Step::SetToeRules(wanted.toe_rules.clone()));
         }
         if now.stations != wanted.stations {

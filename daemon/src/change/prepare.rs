@@ -242,8 +242,8 @@ fn listen(
                 let dirs = sandbox.dirs.iter().map(|dir| dir.display().to_string());
                 let dirs = dirs.collect::<Vec<_>>().join(" or ");
                 format!(
-                    "choose a socket under {dirs}, where the daemon may make some since its start, \
-                     or name its directory in daemon.socket_dirs (and, under systemd, in \
+                    "choose a socket under {dirs}, where the daemon may make sockets since its \
+                     start, or name its directory in daemon.socket_dirs (and, under systemd, in \
                      ReadWritePaths=) and restart; nothing was changed"
                 )
             }

@@ -92,7 +92,7 @@ pub(super) fn read(mut s: Section<'_, '_>) -> RegistryConfig {
     if user.is_some()
         && etcd.iter().any(|member| !member.is_tls && !member.address.ip().is_loopback())
     {
-        let what = "would send the password over a connection that anybody reads".into();
+        let what = "would send the password over a connection without encryption".into();
         s.problem("user", what, "use https");
     }
     s.finish();
@@ -175,7 +175,7 @@ mod tests {
             (&format!("{good}\nprefix = \"np\""), "\"np\" is not a prefix"),
             (&format!("{good}\nkey = \"/k\""), "needs `key`, and a key a certificate"),
             (&format!("{good}\nuser = \"np\""), "needs `password_file`"),
-            (&format!("{good}\nuser = \"np\"\npassword_file = \"/p\""), "that anybody reads"),
+            (&format!("{good}\nuser = \"np\"\npassword_file = \"/p\""), "without encryption"),
             (&format!("{good}\n[[station]]\n"), "is a list of what a [registry] tells"),
         ] {
             let error = match registry.contains("[[station]]") {

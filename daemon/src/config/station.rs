@@ -40,8 +40,8 @@ pub fn at_strangers(config: &Config) -> impl Iterator<Item = String> {
         let name = &overlay.name;
         (!known.any(|known| known == host)).then(|| {
             format!(
-                "overlay.{name}: {stations} of its stations are listed at {host}, which is no peer \
-                 of it: nothing goes there\n    fix: add it to peers, or correct host"
+                "overlay.{name}: {stations} of its stations are listed at {host}, which is not one \
+                 of its peers: no frames go there\n    fix: add it to peers, or correct host"
             )
         })
     })
@@ -89,7 +89,7 @@ mod tests {
         }
         let [said] = &told(1, "192.0.2.3")[..] else { panic!("one line") };
         assert!(
-            said.contains("overlay.o: 1 of its stations are listed at 192.0.2.3, which is no"),
+            said.contains("overlay.o: 1 of its stations are listed at 192.0.2.3, which is not"),
             "{said}"
         );
     }

@@ -91,7 +91,7 @@ impl ToeConfig {
 pub(super) fn read(mut s: Section<'_, '_>, has_overlays: bool) -> ToeConfig {
     let port = s.get("port", "give a TCP port; 4793 is the default", integer(1..=65535));
     if !has_overlays {
-        let what = "needs an [[overlay]]: sockets reach what its frames reach".into();
+        let what = "needs an [[overlay]]: sockets reach the hosts that its frames reach".into();
         s.problem("port", what, "add the overlay that both hosts' VMs are on, or remove [toe]");
     }
     let port = port.and_then(|n| u16::try_from(n).ok()).unwrap_or(PORT);
@@ -104,14 +104,18 @@ pub(super) fn read(mut s: Section<'_, '_>, has_overlays: bool) -> ToeConfig {
         }
         [None, None, None] => None,
         _ => {
-            let what = "goes with `certificate` and `key`: none, or all three".into();
-            s.problem("ca", what, "give who vouches for hosts, and what this one shows");
+            let what = "goes with `certificate` and `key`: give all three, or none".into();
+            s.problem(
+                "ca",
+                what,
+                "give all three: the authority, and this host's certificate and key",
+            );
             None
         }
     };
     if proof.is_some() && port == u16::MAX {
-        let what = "hosts prove who they are at the next one, which there is not".into();
-        s.problem("port", what, "give a smaller one, on all hosts");
+        let what = "hosts prove their identity at the next port, and there is none".into();
+        s.problem("port", what, "give a smaller port, on all hosts");
     }
     s.finish();
     ToeConfig { port, fabric, proof }

@@ -115,7 +115,7 @@ impl Desk {
         } else if self.changes.waiting.len() >= WAITING_MAX {
             ("too many changes wait", "try again later")
         } else if self.changes.parts.is_none() {
-            ("this daemon was started for ever", "restart it")
+            ("this daemon takes no changes", "restart it")
         } else {
             return None;
         };

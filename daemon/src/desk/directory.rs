@@ -274,8 +274,8 @@ impl Directory {
         match (std::mem::replace(&mut self.left_out, n), n) {
             (0, 1..) => tracing::warn!(
                 left_out = n,
-                "there are more stations on other hosts than there is room for: those left out \
-                 are found by their frames alone\n    fix: divide them among several prefixes"
+                "there are more stations on other hosts than there is room for: the others are \
+                 found by their frames alone\n    fix: divide them among several prefixes"
             ),
             (1.., 0) => tracing::info!("there is room for all stations again"),
             _ => {}
@@ -292,8 +292,8 @@ impl Directory {
             Err(what) => {
                 self.lost += 1;
                 tracing::warn!(
-                    "the registry ({kind}) does not answer: {what}\n    what was known stays in \
-                     force; it is tried again"
+                    "the registry ({kind}) does not answer: {what}\n    known entries stay in \
+                     force; the daemon tries again"
                 );
             }
         }
@@ -313,13 +313,13 @@ impl Directory {
             Claim::Refused(host) => tracing::error!(
                 vm, mac, vni, %host,
                 "refused: another host has a VM with this MAC, and frames for it go there\n    \
-                 fix: give one of them another mac; a VM that has just moved is taken in when the \
-                 other host lets go of it"
+                 fix: give one of the VMs another mac; a VM that has just moved is accepted when \
+                 the other host releases its claim"
             ),
             Claim::Contested(host) => tracing::warn!(
                 vm, mac, vni, %host,
                 "another host has a VM with this MAC too, and was refused\n    \
-                 fix: give one of them another mac; a VM that moves there will be gone here"
+                 fix: give one of the VMs another mac, unless this VM is moving there"
             ),
         }
     }

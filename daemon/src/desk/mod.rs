@@ -271,8 +271,8 @@ impl Desk {
         }
         self.broker_ended = true;
         tracing::error!(
-            "the process that opens uplinks has ended; those that are open go on\n    \
-             fix: restart nightporterd before one comes or comes back"
+            "the process that opens uplinks has ended; open uplinks go on\n    \
+             fix: restart nightporterd before an uplink is added or opened again"
         );
     }
 
@@ -290,7 +290,7 @@ impl Desk {
             return;
         }
         if ![Signal::SIGTERM as u32, Signal::SIGINT as u32].contains(&signal.ssi_signo) {
-            tracing::warn!(signal = signal.ssi_signo, "a signal that means nothing here");
+            tracing::warn!(signal = signal.ssi_signo, "a signal was ignored");
             return;
         }
         if self.stop.is_some() {

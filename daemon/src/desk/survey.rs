@@ -186,7 +186,7 @@ impl Desk {
         let told = std::mem::take(&mut self.survey.waiting);
         let failed = || {
             Arc::new(line(&Reply::Error {
-                what: "the status could not be put into words: see the log".into(),
+                what: "the status could not be formatted: see the log".into(),
                 fix: "report this".into(),
             }))
         };

@@ -391,7 +391,8 @@ impl OverlayPort {
         let mtu = path_mtu.saturating_sub(overhead(local)).max(NARROW_MTU_MIN);
         if mtu < self.overlay.mtu(now, To::Peer(peer)) {
             let (name, configured) = (&self.config.name, self.config.mtu);
-            tracing::warn!(port = %name, peer = %to, mtu, configured, "the path takes less");
+            let what = "the path to the peer has a smaller MTU";
+            tracing::warn!(port = %name, peer = %to, mtu, configured, "{what}");
             self.overlay.note_narrow(now, peer, mtu);
         }
     }

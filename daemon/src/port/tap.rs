@@ -181,8 +181,8 @@ fn open_tap(config: &UplinkConfig, is_new: bool) -> Result<(File, u32), OpenErro
     }
     let file = open_device("/dev/net/tun").map_err(|e| {
         let fix = "load the module (modprobe tun), let everybody open it as udev does (chmod 0666 \
-                   /dev/net/tun), and run as root or with CAP_NET_ADMIN; a daemon that had none at \
-                   its start takes one after a restart";
+                   /dev/net/tun), and run as root or with CAP_NET_ADMIN; a daemon that had no tap \
+                   at its start can open one after a restart";
         let what = format!("cannot open /dev/net/tun: {e}");
         OpenError { is_final: true, ..error(what, fix.into()) }
     })?;
@@ -262,7 +262,7 @@ fn open_macvtap(config: &UplinkConfig) -> Result<(File, u32), OpenError> {
             Some(libc::EACCES | libc::EPERM) => {
                 let fix = format!(
                     "run as root, or chown {device}; a daemon that had no macvtap at its start \
-                     takes one after a restart"
+                     can open one after a restart"
                 );
                 (format!("not allowed to open {device}"), fix)
             }

@@ -183,7 +183,7 @@ impl<D: Device> VhostUserPort<D> {
         } else if self.listener.is_some() {
             self.events.push_back(Event::Watch(Source::Listener));
         } else if self.listen().is_ok() {
-            info!(port = self.name, "the path of its socket is free, and open now");
+            info!(port = self.name, "the path of the socket is free, and the socket is open now");
         }
     }
 
@@ -242,7 +242,7 @@ impl<D: Device> VhostUserPort<D> {
             }
             let Some(listener) = &self.listener else { return };
             if self.account.owner.is_behind() {
-                return self.rest("what front-ends passed before does not close");
+                return self.rest("descriptors or memory of earlier front-ends do not close");
             }
             let stream = match listener.accept() {
                 Ok(Some(stream)) => stream,
@@ -326,7 +326,7 @@ impl<D: Device> VhostUserPort<D> {
     fn spend(&mut self, cost: u32) {
         if self.account.pay(monotonic_now(), cost) && self.connection.is_some() {
             if self.account.may_log() {
-                warn!(port = self.name, "maps memory or changes its link all the time: it waits");
+                warn!(port = self.name, "it maps memory or changes its link too often, and waits");
             }
             self.events.push_back(Event::Rest(Source::Connection));
         }
@@ -339,16 +339,16 @@ impl<D: Device> VhostUserPort<D> {
         let Some((_, session)) = &self.connection else { return };
         if session.has_faulted() {
             self.stats.memory_faults += 1;
-            self.disconnect("memory that it shares is not there (SIGBUS)");
+            self.disconnect("memory that it shares is missing (SIGBUS)");
         } else if session.has_blocked() {
             let seconds = self.account.ban(monotonic_now());
             self.stats.blocked += 1;
-            warn!(port = self.name, seconds, "it takes no connections for so long");
+            warn!(port = self.name, seconds, "the port takes no connections for this time");
             self.disconnect(
-                "its eventfds kept the daemon: without O_NONBLOCK, or with a crowd at them",
+                "its eventfds kept the daemon waiting: without O_NONBLOCK, or with many waiters",
             );
         } else if self.account.is_banned(monotonic_now()) {
-            self.disconnect("another device of the VM kept the daemon");
+            self.disconnect("another device of the VM kept the daemon waiting");
         }
     }
 
@@ -364,8 +364,10 @@ impl<D: Device> VhostUserPort<D> {
             let seconds = self.account.ban(now);
             self.stats.blocked += 1;
             watchdog::beware();
-            warn!(port = self.name, seconds, "it takes no connections for so long");
-            self.disconnect("its memory kept the daemon: holes were punched in it all the time");
+            warn!(port = self.name, seconds, "the port takes no connections for this time");
+            self.disconnect(
+                "its memory kept the daemon waiting: holes were punched in it repeatedly",
+            );
         }
     }
 
@@ -414,7 +416,7 @@ impl<D: Device> VhostUserPort<D> {
     /// Takes no connections for a while.
     fn rest(&mut self, reason: &str) {
         if self.account.may_log() {
-            warn!(port = self.name, reason, "takes no connections for a second");
+            warn!(port = self.name, reason, "the port takes no connections for a second");
         }
         self.events.push_back(Event::Rest(Source::Listener));
     }

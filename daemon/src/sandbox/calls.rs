@@ -159,7 +159,11 @@ pub(crate) fn report(known: &mut u64) {
     let all = refused();
     if std::mem::replace(known, all) != all {
         let call = LAST.load(Ordering::Relaxed);
-        tracing::error!(call, refused = all, "a system call that the daemon has no use for");
+        tracing::error!(
+            call,
+            refused = all,
+            "a system call was refused, because the daemon never makes it"
+        );
     }
 }
 
@@ -183,7 +187,7 @@ pub(crate) fn apply(programs: impl IntoIterator<Item = Built>) -> Result<(), Sta
 
 fn refuse(e: &dyn std::fmt::Display) -> StartError {
     let fix = "run a kernel with CONFIG_SECCOMP_FILTER";
-    error(format!("cannot shut system calls away (seccomp): {e}"), fix)
+    error(format!("cannot restrict system calls (seccomp): {e}"), fix)
 }
 
 pub(crate) type Built = Result<BpfProgram, seccompiler::BackendError>;

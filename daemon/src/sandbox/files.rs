@@ -54,7 +54,9 @@ pub(crate) fn restrict(
         Ok(RulesetStatus::NotEnforced) => Ok(Some(NONE)),
         Ok(RulesetStatus::PartiallyEnforced) => Ok(Some(LESS)),
         Ok(RulesetStatus::FullyEnforced) => Ok(None),
-        Err(e) => Err(error(format!("cannot shut files away (Landlock): {e}"), "report this")),
+        Err(e) => {
+            Err(error(format!("cannot restrict access to files (Landlock): {e}"), "report this"))
+        }
     }
 }
 

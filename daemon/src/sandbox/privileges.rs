@@ -49,5 +49,5 @@ pub(crate) fn keep(needed: CapabilitySet) -> Result<(), StartError> {
         set_capabilities(None, CapabilitySets { effective: kept, permitted: kept, inheritable })?;
         set_no_new_privs(true)
     };
-    reduce().map_err(|e| error(format!("cannot give privileges away: {e}"), "report this"))
+    reduce().map_err(|e| error(format!("cannot drop privileges: {e}"), "report this"))
 }

@@ -77,7 +77,7 @@ pub enum MemError {
     NoPlace,
     /// [`crate::spans`] has room for so much, whether there is memory behind it or not.
     #[error(
-        "a VM may share {} TiB, all together {} TiB, with what is not unmapped yet: too much",
+        "too much memory: a VM may share {} TiB, all VMs {} TiB, including memory to be unmapped",
         spans::PORT_MAX >> 40,
         spans::ALL_MAX >> 40
     )]

@@ -57,7 +57,7 @@ impl ListenError {
         match self {
             Self::Io { what: CHOWN, .. } => {
                 "put the daemon's user into daemon.socket_group (SupplementaryGroups= in its unit) \
-                 or give it CAP_CHOWN; daemon.socket_user takes more, see there"
+                 or give it CAP_CHOWN; daemon.socket_user needs more, see docs/configuration.md"
             }
             _ if self.is_elsewhere() => {
                 "choose a vm.socket where the daemon may make one, or let it (systemd: \

@@ -101,7 +101,7 @@ pub enum Broken {
     #[error("the front-end does not read its replies")]
     Stuffed,
     /// It passes descriptors, and too many of those before do not close.
-    #[error("what the front-end passed before does not close")]
+    #[error("descriptors or memory that the front-end passed before do not close")]
     Behind,
     /// The socket failed.
     #[error("{0}")]

@@ -61,7 +61,7 @@ pub enum RingFault {
     #[error("a buffer has the wrong direction")]
     WrongDirection,
     /// A chain that cannot even hold a header, or is one of crumbs.
-    #[error("a chain of buffers is shorter than a header, or made of crumbs")]
+    #[error("a chain of buffers is shorter than a header, or its buffers are too small")]
     BufferTooSmall,
 }
 

@@ -213,12 +213,12 @@ impl DataPath {
         let lost = std::mem::replace(&mut self.ports.of_mut(id).port, port);
         if let Err(error) = self.watch_uplink(epoll, id) {
             let at = self.ports.of_mut(id);
-            tracing::error!(port = %at.name, %error, "cannot wait for its frames");
+            tracing::error!(port = %at.name, %error, "cannot wait for frames of the port");
             closer::later(None, std::mem::replace(&mut at.port, lost)); // see `remove_port`
             return;
         }
         let at = self.ports.of_mut(id);
-        tracing::info!(port = %at.name, "it is there again");
+        tracing::info!(port = %at.name, "the port is there again");
         at.trouble = None;
         self.ports_changed = true; // an overlay knows nothing yet
         self.turn.set_features(now, &mut self.engine, id, Some(PortFeatures::ALL));

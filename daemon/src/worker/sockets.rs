@@ -73,7 +73,7 @@ impl DataPath {
     /// Another host connects.
     pub(super) fn accept_stream(&mut self, now: Instant, epoll: &Epoll, listener: u16) {
         if let Err(error) = self.toe.accept(now, epoll, listener) {
-            tracing::warn!(%error, "cannot accept other hosts' connections; again in a second");
+            tracing::warn!(%error, "cannot accept connections of other hosts; again in a second");
             let _ = self.toe.listeners().nth(listener.into()).map(|fd| epoll.delete(fd));
             self.resting.add(now, Token::StreamListener(listener));
         }

@@ -296,7 +296,7 @@ fn a_vm_that_cannot_be_listened_at_where_another_was_is_named_in_the_log_and_tri
     host.signal(Signal::SIGTERM);
     assert_eq!(host.wait(), Some(0));
     let log = std::fs::read_to_string(dir.join("log")).unwrap();
-    assert!(log.contains("it has no socket yet, and tries again"), "{log}");
+    assert!(log.contains("the port has no socket yet, and tries again"), "{log}");
 }
 
 #[test]

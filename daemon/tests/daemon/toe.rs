@@ -142,7 +142,7 @@ fn rules_of_the_operator_send_to_guest_tcp_and_count_as_soon_as_they_are_loaded(
     a.program = Program::of(b"wget");
     dir.configure("metrics = \"off\"", &vms);
     let plan = host.change(Change::Reload {});
-    assert_eq!(plan.steps, ["~ toe rules: 2 -> 0, for what connects from now on"]);
+    assert_eq!(plan.steps, ["~ toe rules: 2 -> 0, for connections from now on"]);
     connect(&mut a, &mut b, SERVER);
     dir.configure("metrics = \"off\"", &(vms + rules));
     host.change(Change::Reload {});

@@ -45,7 +45,7 @@ impl<D: Device> VhostUserPort<D> {
     /// Listens, or logs the error; it is tried again every second.
     pub fn listen_or_say_so(&mut self) {
         if let Err(e) = self.listen() {
-            warn!(port = self.name, "it has no socket yet, and tries again: {e}");
+            warn!(port = self.name, "the port has no socket yet, and tries again: {e}");
         }
     }
 
