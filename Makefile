@@ -1,9 +1,9 @@
-# The front doors, for people and for CI. `make` alone lists them.
+# The commands for people and for CI. `make` alone lists them.
 SHELL := /bin/bash
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 export CARGO_TARGET_DIR := $(abspath $(TARGET))
 
-# Debian packages by the door that needs them.
+# Debian packages, by the command that needs them.
 PACKAGES_BUILD := gcc libc6-dev
 PACKAGES_GUESTS := qemu-system-x86 user-mode-linux iproute2 cpio
 PACKAGES_COUNTS := valgrind
@@ -14,7 +14,7 @@ PACKAGES_BENCH := dpdk-dev
 PACKAGES_TSHARK := tshark
 PACKAGES_PACKAGE := mmdebstrap systemd-container
 
-# What `make demo` shows: the two cases that say most, unless one is asked for.
+# The cases of `make demo`: two by default, or the one that the variables give.
 DEMO := $(if $(SCHED),--sched $(SCHED)) $(if $(LINK),--link $(LINK)) $(if $(FULL),--full)
 
 SEEDS ?= 500
@@ -28,37 +28,37 @@ SIM := $(TARGET)/sim/nightporter-sim
 
 .PHONY: help setup build deb demo demo-toe hpcc compare test hostile sim sim-long mutants mutants-independent tshark tshark-guests coverage figures scale simulator fuzz bench fmt clean
 
-help: ## this list
+help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## install the Debian packages that building, the guests and the tests need, if missing
 	@.ci/packages $(PACKAGES_BUILD) $(PACKAGES_GUESTS)
 
-build: ## release build of everything
+build: ## build everything, release profile
 	@.ci/packages $(PACKAGES_BUILD)
 	-@.ci/packages $(PACKAGES_FLOOD)
 	cargo build --release --locked --workspace
 
-deb: ## Debian packages of the host's programs and of the guest's, into target
+deb: ## build the Debian packages of the host's and of the guest's programs, into target
 	-@.ci/packages $(PACKAGES_FLOOD)
 	cargo build --release --locked -p nightporterd -p nightporter
 	cargo rustc --release --locked -p nightporter-flood --bin nightporter-guest --target-dir $(TARGET)/guest -- -C target-feature=+crt-static
 	@cargo run --quiet --locked -p nightporter --example pages -- $(TARGET)/pages
 	@packaging/deb $(TARGET)/release $(TARGET)/guest/release/nightporter-guest $(TARGET)/pages $(TARGET)
 
-demo: setup build ## three real guests on one core; SCHED=eevdf|strict30|rr30|quota30|idle LINK=lan|metro|wan FULL=1
+demo: setup build ## measure three real guests on one core; SCHED=eevdf|strict30|rr30|quota30|idle LINK=lan|metro|wan FULL=1
 	@$(TARGET)/release/nightporter-lab demo $(DEMO)
 
-compare: setup build ## congestion offload beside Linux's own CUBIC over one bottleneck; two hours; RATE_MOST=1000 needs a quiet machine
+compare: setup build ## compare congestion offload with Linux's own CUBIC over one bottleneck; two hours; RATE_MOST=1000 needs a quiet machine
 	@$(TARGET)/release/nightporter-lab compare $(if $(RATE_MOST),--rate-most $(RATE_MOST))
 
-demo-toe: setup build ## sockets over the host beside guest TCP, between guests of one host and of two
+demo-toe: setup build ## compare sockets over the host with guest TCP, between guests of one host and of two
 	@$(TARGET)/release/nightporter-lab demo-toe
 
-hpcc: setup build ## the HPC Challenge between 2 and 4 guests of two hosts, by overlay and by TOE; 20 minutes
+hpcc: setup build ## run the HPC Challenge between 2 and 4 guests of two hosts, by overlay and by TOE; 20 minutes
 	@$(TARGET)/release/nightporter-lab hpcc
 
-test: setup ## format, lints, licences, unit, vhost-user and real-guest tests, then one line that counts
+test: setup ## check format, lints and licences, run unit, vhost-user and real-guest tests, and count them
 	-@.ci/packages $(PACKAGES_COUNTS)
 	-@.ci/packages $(PACKAGES_FLOOD)
 	-@.ci/packages $(PACKAGES_PACKAGE)
@@ -66,48 +66,48 @@ test: setup ## format, lints, licences, unit, vhost-user and real-guest tests, t
 	-@.ci/packages $(PACKAGES_UCX)
 	@.ci/test
 
-hostile: ## a front-end that does anything beside two VMs; HOSTILE_S=3600 SEED=1 (root, a machine that does nothing else)
+hostile: ## run a hostile front-end beside two VMs; HOSTILE_S=3600 SEED=1 (root, a machine that does nothing else)
 	@.ci/packages $(PACKAGES_BUILD)
 	cargo test --release --locked -p nightporterd --test hostile --no-run
 	NIGHTPORTER_HOSTILE_S=$(HOSTILE_S) NIGHTPORTER_HOSTILE_SEED=$(SEED) \
 		cargo test --release --locked -p nightporterd --test hostile whatever_a_front -- --nocapture
 
-sim: simulator ## SEEDS=500 simulated worlds, faults and all, every invariant checked at every step
+sim: simulator ## run SEEDS=500 simulated worlds with faults, and check every invariant at every step
 	@$(SIM) run --seeds $(SEEDS)
 	@echo "Without the offload, 100 seeds must carry too little:"
 	@$(SIM) run --seeds 100 --without-offload | grep '^too few'; test "$${PIPESTATUS[*]}" = '13 0'
 
-sim-long: simulator ## the same for CPU_HOURS=6 of processor time; goes on where it was stopped
+sim-long: simulator ## run simulated worlds for CPU_HOURS=6 of processor time; a stopped run goes on
 	@$(SIM) long --seeds 1000000 --cpu-hours $(CPU_HOURS) --state $(TARGET)/sim/long.json
 
-mutants: simulator ## breaks core in one way after the other and tells who notices; LIST=file: by chance too
+mutants: simulator ## break core in one way after the other, and print the tests and seeds that notice; LIST=file adds random mutations
 	@$(SIM) mutants $(if $(LIST),--list $(LIST))
 
-mutants-independent: simulator ## SAMPLE=1000 changes of core that cargo-mutants lists: who notices; SEED=n, LIMIT_S=n
+mutants-independent: simulator ## break core in SAMPLE=1000 ways that cargo-mutants lists, and print what notices; SEED=n, LIMIT_S=n
 	@.ci/survey $(SAMPLE) "$(SEED)" 500 $(LIMIT_S)
 
 tshark: SEEDS := 200
-tshark: simulator ## what tshark's expert says of SEEDS=200 worlds with the offload, and without
+tshark: simulator ## compare tshark's expert messages about SEEDS=200 worlds with the offload and without
 	@.ci/packages $(PACKAGES_TSHARK)
 	@.ci/tshark seeds 0 $(SEEDS)
 
-tshark-guests: setup ## the same of the captures of `make test`'s real guests; one of them is without
+tshark-guests: setup ## compare tshark's expert messages about captures of the real guests of `make test`; one scenario runs without the offload
 	@.ci/packages $(PACKAGES_TSHARK)
 	@cargo build --quiet --release --locked -p nightporterd -p nightporter -p nightporter-guest -p nightporter-lab
 	@.ci/tshark guests
 
-fuzz: ## every fuzz target for FUZZ_SECONDS=60 each; needs a nightly compiler and cargo-fuzz
+fuzz: ## run every fuzz target for FUZZ_SECONDS=60; needs a nightly compiler and cargo-fuzz
 	@.ci/packages $(PACKAGES_BUILD)
 	@.ci/fuzz
 
-coverage: ## lines of core, and events in each state, that SEEDS worlds reach
+coverage: ## print the lines of core, and the events in each state, that SEEDS worlds reach
 	@.ci/packages $(PACKAGES_BUILD)
 	@.ci/coverage $(SEEDS)
 
-figures: simulator ## the figures of the vSnoop paper in virtual time, into target/figures
+figures: simulator ## draw the figures of the vSnoop paper in virtual time, into target/figures
 	@$(SIM) figures --out $(TARGET)/figures
 
-scale: ## one host with up to 10,000 guests and 1,000,000 flows: memory, events per second, cost per packet
+scale: ## measure one host with up to 10,000 guests and 1,000,000 flows: memory, events per second, cost per packet
 	@.ci/packages $(PACKAGES_BUILD)
 	@cargo bench --quiet --locked -p nightporter-bench --bench scale
 
@@ -115,7 +115,7 @@ simulator:
 	@.ci/packages $(PACKAGES_BUILD)
 	@cargo build --quiet --locked --profile sim -p nightporter-sim
 
-bench: ## instructions and nanoseconds per packet, bytes per flow, forwarding beside DPDK's net_vhost
+bench: ## measure instructions and nanoseconds per packet, bytes per flow, forwarding beside DPDK's net_vhost
 	@.ci/packages $(PACKAGES_BUILD)
 	-@.ci/packages $(PACKAGES_COUNTS) $(PACKAGES_BENCH)
 	cargo bench --locked -p nightporter-bench --bench packet
