@@ -23,7 +23,7 @@ use rustix::net::{
 use super::ANSWER_MAX;
 use super::connector::Connector;
 use super::shut::shut_dialer;
-use super::words::{Channel, Received, Refusal};
+use super::words::{Channel, Received, Refusal, is_crowded};
 use crate::start::{StartError, error};
 use crate::sys;
 
@@ -139,7 +139,10 @@ fn serve(port: u16, daemon: &Channel, may: fn(IpAddr) -> bool) -> io::Result<()>
     let address = |bytes: &[u8]| IpAddr::from(<[u8; 16]>::try_from(bytes).expect("sixteen"));
     let (from, to) = (address(&ends[..16]).to_canonical(), address(&ends[16..]).to_canonical());
     let socket = may(to).then(|| dial(from, SocketAddr::new(to, port)).ok()).flatten();
-    daemon.send(tag, socket.as_ref().map(AsFd::as_fd).as_slice())
+    match daemon.send(tag, socket.as_ref().map(AsFd::as_fd).as_slice()) {
+        Err(e) if is_crowded(&e) => daemon.send(tag, &[]), // this one fails, and not the next
+        sent => sent,
+    }
 }
 
 /// Begins a connection.

@@ -126,6 +126,12 @@ pub(super) fn read(request: &[u8; REQUEST]) -> Option<UplinkConfig> {
     (is_good && to_open(&uplink) == *request).then_some(uplink)
 }
 
+/// Whether a descriptor was not sent because all processes of this user together have as many under
+/// way as this one may have open (ETOOMANYREFS, unix(7)). That passes.
+pub(super) fn is_crowded(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::TOOMANYREFS.raw_os_error())
+}
+
 /// A message that has come.
 pub(super) struct Received {
     pub(super) len: usize,
@@ -189,7 +195,17 @@ impl Channel {
             Ok(given) => {
                 let [a, b, c, d] = given.as_ref().map_or(0, |it| it.index).to_ne_bytes();
                 let fd = given.as_ref().map(|it| it.fd.as_fd());
-                self.send(&[DONE, a, b, c, d], fd.as_slice())
+                let sent = self.send(&[DONE, a, b, c, d], fd.as_slice());
+                if sent.as_ref().is_err_and(is_crowded) {
+                    return self.say(&Err(Refusal {
+                        what: "processes of this user have sent too many descriptors that nobody \
+                               has received"
+                            .into(),
+                        fix: "give the daemon a user of its own; it is tried again".into(),
+                        ..Refusal::default()
+                    }));
+                }
+                sent
             }
             Err(Refusal { what, fix, is_busy, is_final }) => {
                 let how = [(BUSY, *is_busy), (FINAL, *is_final)];

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use nightporter_core::toe::control::Ask;
 
+use crate::fabric::descriptors_under_way;
 use crate::guest::{Guest, PLAIN};
-use crate::host::{Dir, Host, LIMIT};
+use crate::host::{Dir, Host, LIMIT, command_after};
 use crate::overlay::{ALL, Namespace, numbered, two_hosts};
 use crate::registry::stations;
 use crate::segment::End;
@@ -234,4 +235,27 @@ fn who_listens_by_toe_is_known_on_all_hosts_and_a_loop_of_it_is_not_written_as_s
     // Its driver goes, and the VM stays.
     drop(one);
     until_it_listens(&host_b, None);
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces; and etcd"]
+fn who_sends_descriptors_that_nobody_receives_keeps_etcd_away_and_no_longer() {
+    let (a, _b) = two_hosts();
+    let (dir_a, dir) = (Dir::new(), Dir::new());
+    let registry = "[registry]\netcd = [\"http://192.0.2.1:2379\"]\n\
+                    [[overlay]]\nname = \"over\"\nvni = 7\nlocal = \"192.0.2.1\"\n";
+    let config = dir_a.configure("metrics = \"off\"", registry);
+    let host = a.enter(|| Host::start_as(&dir_a, &mut command_after("ulimit -n 512", &config)));
+    let until = |what: &str, is: &dyn Fn(Option<&str>) -> bool| {
+        let begun = Instant::now();
+        while !is(host.status().registry.trouble.as_deref()) {
+            assert!(begun.elapsed() < LIMIT, "{what}: {:?}", host.status().registry);
+        }
+    };
+    until("there is none", &|it| it.is_some_and(|it| it.contains("refused")));
+    let crowd = descriptors_under_way(600);
+    let _etcd = Etcd::start(&a, &dir);
+    until("it is told", &|it| it.is_some_and(|it| it.contains("sent too many descriptors")));
+    drop(crowd);
+    until("it is there", &|it| it.is_none());
 }

@@ -1,8 +1,10 @@
 //! The virtual TOE between two hosts: daemons in network namespaces, guests whose drivers are ours,
 //! and hosts that lie. Needs root.
 
-use std::io::{Read, Write};
+use std::io::{IoSlice, Read, Write};
+use std::mem::MaybeUninit;
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
 use nightporter_api::{Change, FabricStatus};
@@ -13,7 +15,7 @@ use nightporter_core::toe::message::{Kind, LEN, Message, Request};
 use nightporter_core::toe::vsock::Ports;
 use nix::sys::signal::Signal;
 
-use crate::host::{Dir, Host, LIMIT};
+use crate::host::{Dir, Host, LIMIT, command_after};
 use crate::overlay::{Namespace, VNI, overlay, two_hosts};
 use crate::sockets::{SocketGuest, ask, connect, listen, try_connect, until};
 use crate::toe::{NATIVE, RESET, boot, bytes, ends_one_after_the_other, socket, toe};
@@ -551,6 +553,48 @@ fn connections_go_on_when_nobody_makes_new_ones() {
     b.reads(at_b, true);
     until(&mut [&mut a, &mut b], "all is there", |g| g[1].socket(at_b).got.len() == sent.len());
     assert!(b.socket(at_b).got == sent);
+    assert_eq!(fabric(&one).streams, 1);
+}
+
+/// So many descriptors that were sent and that nobody has received.
+pub(crate) fn descriptors_under_way(count: usize) -> [OwnedFd; 2] {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+    const AT_ONCE: usize = 250;
+    let flags = rustix::net::SocketFlags::CLOEXEC;
+    let (family, kind) = (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM);
+    let (near, far) = rustix::net::socketpair(family, kind, flags, None).unwrap();
+    let file = std::fs::File::open("/dev/null").unwrap();
+    for _ in 0..count.div_ceil(AT_ONCE) {
+        let files = [file.as_fd(); AT_ONCE];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(AT_ONCE))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
+        sendmsg(&near, &[IoSlice::new(b"!")], &mut control, SendFlags::empty()).unwrap();
+    }
+    [near, far]
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn who_sends_descriptors_that_nobody_receives_ends_no_process_of_the_daemon() {
+    let names = two_hosts();
+    let dir = Dir::new();
+    let config = configure(&dir, 1, "", &[("a", 1, "")]);
+    let few = || Host::start_as(&dir, &mut command_after("ulimit -n 512", &config));
+    let one = names.0.enter(few);
+    let (two_dir, _two) = start(&names.1, 2, &[("b", 2, "")]);
+    let (mut a, mut b) = (boot(&dir, "a"), boot(&two_dir, "b"));
+    listen(&mut b, SERVER);
+    let crowd = descriptors_under_way(600);
+    let at = try_connect(&mut a, SERVER).unwrap();
+    until(&mut [&mut a, &mut b], "it fails", |g| g[0].socket(at).is_reset);
+    assert_eq!(ask(&mut a, Ask::Describe(at)), NATIVE);
+    drop(crowd);
+    let mut at = None;
+    until(&mut [&mut a, &mut b], "the next one does not", |g| {
+        at = at.or_else(|| try_connect(g[0], SERVER).ok());
+        at.is_some_and(|at| g[0].socket(at).is_open)
+    });
     assert_eq!(fabric(&one).streams, 1);
 }
 
