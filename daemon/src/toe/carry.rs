@@ -1,5 +1,6 @@
 //! Payload between guests of this host: from ring to ring, and through what is kept.
 
+use nightporter_core::engine::Direction;
 use nightporter_core::time::Instant;
 use nightporter_core::toe::inbound::Verdict;
 use nightporter_core::toe::message::{Kind, Message};
@@ -11,12 +12,18 @@ use super::{HERE, Toe, len_of};
 
 impl Toe {
     /// Payload of the present packet of a guest goes to another one.
-    pub(super) fn carry(&mut self, now: Instant, from: usize, message: &Message) {
+    pub(super) fn carry(
+        &mut self,
+        now: Instant,
+        (from, sender): (usize, SocketId),
+        message: &Message,
+    ) {
         let Kind::Data { len, .. } = message.kind else { return };
         let met = self.host.handle_message(now, HERE, message);
         match (met.verdict, met.socket) {
             (Verdict::Deliver, Some(socket)) => {
                 self.deliver(now, from, socket, message, len as usize);
+                self.show_share(now, (from, sender), socket, true);
             }
             (Verdict::Hold, _) => self.reset(now, (message.id, message.to)), // nothing overtakes
             (Verdict::Deliver | Verdict::Done, _) => {}
@@ -35,17 +42,18 @@ impl Toe {
         let Some(VmId(to)) = self.host.vm_of(socket) else { return };
         let (to, mut done) = (to as usize, 0);
         if !self.kept.has(socket)
+            && !self.is_behind(now, to)
             && self.give_packets(to)
             && let Ok([Some(source), Some(target)]) = self.devices.get_disjoint_mut([from, to])
         {
-            while done < len {
+            while done < len && !target.limits.is_spent(now, Direction::ToGuest) {
                 let takes = self.host.takes(socket, (len - done) as u64);
                 let Some(room) = target.room(takes, len - done) else { break };
                 if !source.port.carry(done, &mut target.port, room) {
                     return; // one of them goes down
                 }
                 let Some(header) = self.host.give(now, socket, len_of(room)) else { return };
-                target.give(&header);
+                target.give(now, &header);
                 done += room;
             }
         }
@@ -66,8 +74,11 @@ impl Toe {
         let Some(device) = self.device_mut(at) else { return 0 };
         device.blocked = None;
         let (mut next, mut bytes) = (device.served_last, 0);
-        if self.give_packets(at) {
-            while let Some(socket) = self.kept.after(at, next) {
+        let streams_first = device.limits.streams_first();
+        if self.give_packets(at) && !streams_first {
+            while let Some(socket) = self.kept.after(at, next)
+                && !self.is_limited(now, at, Direction::ToGuest)
+            {
                 next = Some(socket);
                 let takes = self.takes(socket);
                 if takes == 0 {
@@ -85,15 +96,15 @@ impl Toe {
             self.device_mut(at).expect("it was there").served_last = next;
         }
         self.hear(now);
-        self.wake_waiting(at);
+        self.wake_waiting(now, at);
         bytes
     }
 
     /// Bytes of what is kept for a socket that go into a packet now.
     fn takes(&self, socket: SocketId) -> u64 {
         let len = self.kept.len(socket) as u64;
-        match self.kept.sender(socket) {
-            Some(from) if self.kept.may_hold(from) => self.host.takes(socket, len),
+        match self.kept.of(socket) {
+            Some(of) if self.kept.may_hold(of.from) => self.host.takes(socket, len),
             _ => self.host.room_to_guest(socket).min(len),
         }
     }
@@ -107,8 +118,15 @@ impl Toe {
             return 0;
         }
         let Some(header) = host.give(now, socket, len_of(room)) else { return 0 };
-        device.give(&header);
+        device.give(now, &header);
+        let sender = kept.of(socket);
         kept.taken(socket, room);
+        if let Some(Kept { name: (id, side), from, .. }) = sender
+            && !kept.has(socket)
+            && let Some(sender) = host.socket(HERE, id, side.other())
+        {
+            self.show_share(now, (from, sender), socket, false);
+        }
         room
     }
 }

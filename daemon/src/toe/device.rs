@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 
 use nightporter_api::ToeStatus;
+use nightporter_core::engine::Direction;
 use nightporter_core::port::PortId;
+use nightporter_core::time::Instant;
 use nightporter_core::toe::control::LEN;
 use nightporter_core::toe::guest::Packet;
 use nightporter_core::toe::sockets::SocketId;
@@ -13,6 +15,7 @@ use crate::port::vhost_user::VhostUserPort;
 use crate::vhost::vsock::Vsock;
 
 use super::fabric::StreamId;
+use super::limits::Limits;
 use super::shares::Shares;
 use super::{Toe, vm};
 
@@ -52,9 +55,12 @@ pub(super) struct Device {
     pub(super) is_touched: bool,
     /// Something waits for it that its sockets have room for.
     pub(super) blocked: Option<Blocked>,
-    /// Streams of other hosts with payload that its ring had no buffers for.
+    /// Streams of other hosts with payload that its ring had no buffers for, or its rate does not
+    /// allow yet.
     pub(super) streams: VecDeque<StreamId>,
-    /// What each of its sockets to other hosts is shown as room.
+    /// How fast its sockets may send, and be sent to.
+    pub(super) limits: Limits,
+    /// What each of its sockets to other hosts is shown as room, and to guests with a limit.
     pub(super) shares: Shares,
     /// Of those for which bytes are kept, the one that had its turn.
     pub(super) served_last: Option<SocketId>,
@@ -70,6 +76,7 @@ impl Device {
             is_touched: false,
             blocked: None,
             streams: VecDeque::new(),
+            limits: Limits::default(),
             shares: Shares::default(),
             served_last: None,
             stats: Stats::default(),
@@ -99,7 +106,8 @@ impl Device {
     }
 
     /// Gives the guest a packet whose payload is written.
-    pub(super) fn give(&mut self, header: &Header) {
+    pub(super) fn give(&mut self, now: Instant, header: &Header) {
+        self.limits.charge(now, Direction::ToGuest, header.len as usize);
         self.stats.packets_to_guest += 1;
         self.stats.bytes_to_guest += u64::from(header.len);
         self.port.give_packet(header);
@@ -125,11 +133,11 @@ impl Device {
 
     /// Shows the guest what was taken and given. Whether there is more to do at once; else the
     /// worker is woken when there is.
-    pub(super) fn flush(&mut self) -> bool {
+    pub(super) fn flush(&mut self, now: Instant) -> bool {
         let spent = self.port.has_spent_packets();
         self.port.flush_packets();
         let waits = match self.blocked {
-            Some(Blocked::Turn) => true,
+            Some(Blocked::Turn) => !self.limits.is_spent(now, Direction::ToGuest),
             Some(Blocked::Ring) if !spent => self.port.enable_room_kicks(),
             Some(Blocked::Ring) | None => {
                 self.port.disable_room_kicks();

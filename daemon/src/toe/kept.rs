@@ -136,9 +136,9 @@ impl KeptBytes {
         Some(to)
     }
 
-    /// Who has sent what there is for this socket.
-    pub(super) fn sender(&self, socket: SocketId) -> Option<usize> {
-        Some(self.sockets.get(&socket)?.of.from)
+    /// Whose bytes there are for this socket.
+    pub(super) fn of(&self, socket: SocketId) -> Option<Kept> {
+        Some(self.sockets.get(&socket)?.of)
     }
 
     /// What the socket gets next, `len` bytes at most.

@@ -25,6 +25,7 @@ mod carry;
 mod device;
 mod fabric;
 mod kept;
+mod limits;
 mod remote;
 mod rules;
 mod shares;
@@ -32,9 +33,10 @@ mod stalls;
 mod trust;
 mod ucx;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
+use nightporter_core::engine::Direction;
 use nightporter_core::port::PortId;
 use nightporter_core::time::Instant;
 use nightporter_core::toe::control;
@@ -43,7 +45,7 @@ use nightporter_core::toe::guest::GuestConfig;
 use nightporter_core::toe::host::{Handled, Host, Output};
 use nightporter_core::toe::id::{HostId, ShadowId, Side};
 use nightporter_core::toe::message::{Kind, Message};
-use nightporter_core::toe::sockets::VmId;
+use nightporter_core::toe::sockets::{SocketId, VmId};
 use nightporter_core::wire::vsock::Header;
 
 use crate::config::ToeRule;
@@ -91,6 +93,11 @@ pub struct Toe {
     gone: Vec<Gone>,
     /// The one that is heard now: what is for nobody is answered there.
     heard: Option<StreamId>,
+    /// Devices that wait until their rate allows more, and for how long.
+    limited: Vec<(Instant, usize, Direction)>,
+    /// Sockets whose senders are shown no more room than a share, and when they last sent: see
+    /// [`shares`].
+    narrow: BTreeMap<SocketId, u64>,
     /// Devices whose driver has come, and what the one before it had is being reset.
     late: Vec<usize>,
     /// Timers wait for devices that are awake, until then.
@@ -113,6 +120,8 @@ impl Toe {
             batch: Batch::default(),
             gone: Vec::new(),
             heard: None,
+            limited: Vec::new(),
+            narrow: BTreeMap::new(),
             late: Vec::new(),
             patient_until: Instant::ZERO,
             bulletin: Bulletin::default(),
@@ -158,6 +167,7 @@ impl Toe {
         if let Some(device) = self.devices.get_mut(at) {
             *device = None;
         }
+        self.limited.retain(|(_, limited, _)| *limited != at);
         self.end_turn(now);
     }
 
@@ -231,7 +241,9 @@ impl Toe {
     /// When there is something to do, if nothing else happens.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let stalls = self.stalled.iter().map(|(_, at)| *at);
-        stalls.chain(self.host.poll_timeout()).chain(self.streams.poll_timeout()).min()
+        let limited = self.limited.iter().map(|(at, ..)| *at);
+        let others = self.host.poll_timeout().into_iter().chain(self.streams.poll_timeout());
+        stalls.chain(limited).chain(others).min()
     }
 
     /// One turn; how many packets were read.
@@ -242,6 +254,7 @@ impl Toe {
             return 0;
         }
         self.note_pause(now);
+        self.lift_limits(now);
         self.go_on_ending(now);
         self.end_streams_of_gone(now);
         let mut packets = 0;
@@ -253,12 +266,14 @@ impl Toe {
                 continue;
             }
             device.port.disable_packet_kicks();
+            device.limits.choose(now, !device.streams.is_empty());
             self.touch(at);
             let given = self.give_waiting(now, at, BYTES_PER_TURN);
             packets += self.read(now, at);
             if self.kept.is_ready(at) && given < BYTES_PER_TURN {
                 self.give_waiting(now, at, BYTES_PER_TURN - given); // it may have said it has room
             }
+            self.go_on_choosing(at);
         }
         self.serve_streams(now);
         self.end_stalls(now);
@@ -301,7 +316,7 @@ impl Toe {
     fn read_packets(&mut self, now: Instant, at: usize) -> u64 {
         let (mut packets, mut bytes) = (0, 0);
         while packets < PACKETS_PER_TURN && bytes < BYTES_PER_TURN {
-            let stalls = self.stalls(now, at);
+            let stalls = self.stalls(now, at) || self.is_limited(now, at, Direction::FromGuest);
             let Self { host, rules, devices, .. } = self;
             let Some(device) = devices[at].as_mut() else { return packets };
             if stalls || host.owes_answers(vm(at)) {
@@ -313,6 +328,7 @@ impl Toe {
             }
             (packets, bytes) = (packets + 1 + asks(&header), bytes + payload);
             device.stats.packets_from_guest += 1;
+            device.limits.charge(now, Direction::FromGuest, payload);
             let mut read = |out: &mut [u8]| device.port.read_payload(0, out);
             let handled = host.handle_packet(now, vm(at), &header, payload, &mut read, rules);
             match handled {
@@ -321,8 +337,8 @@ impl Toe {
                 }
                 handled => {
                     self.send_batch(now); // it stands before this one
-                    if let Handled::Carry(_, message) = handled {
-                        self.carry(now, at, &message);
+                    if let Handled::Carry(socket, message) = handled {
+                        self.carry(now, (at, socket), &message);
                     }
                     if let Some(device) = self.device_mut(at) {
                         device.port.packet_done();
@@ -343,13 +359,16 @@ impl Toe {
                 self.send_batch(now); // what is said of a socket is said behind its payload
             }
             match output {
-                Output::Message(_, HERE, message, request) => match message.kind {
+                Output::Message(socket, HERE, message, request) => match message.kind {
                     Kind::Request { .. } if !self.rules.may(&request) => {
                         let kind = Kind::Reset(Errno::NotByToe);
                         let refusal = Message { kind, to: Side::Opener, ..message };
                         let _ = self.host.handle_message(now, HERE, &refusal);
                     }
-                    Kind::Request { .. } => self.host.handle_request(now, HERE, &message, &request),
+                    Kind::Request { .. } => {
+                        self.host.handle_request(now, HERE, &message, &request);
+                        self.look_at_both(now, socket, message.id);
+                    }
                     _ => {
                         let met = self.host.handle_message(now, HERE, &message);
                         // The stream may have ended: nothing more is about to come.
@@ -369,6 +388,7 @@ impl Toe {
                 }
                 Output::Gone(socket) => {
                     self.kept.forget(socket);
+                    self.narrow.remove(&socket);
                     self.let_go(now, socket);
                 }
             }
@@ -423,7 +443,8 @@ impl Toe {
             let reads = !stalls && !self.host.owes_answers(vm(at));
             let Some(device) = self.device_mut(at) else { continue };
             device.is_touched = false;
-            let (has_more, is_up) = (device.flush(), device.is_up);
+            let (has_more, is_up) = (device.flush(now), device.is_up);
+            let reads = reads && !device.limits.is_spent(now, Direction::FromGuest);
             let reads = reads && is_up && !device.is_awake;
             if has_more || reads && device.port.enable_packet_kicks() {
                 self.wake_device(at);

@@ -13,6 +13,7 @@
 //! 4. A stream has one connection at a time, and speaks of no other.
 
 use nightporter_api::FabricStatus;
+use nightporter_core::engine::Direction;
 use nightporter_core::time::Instant;
 use nightporter_core::toe::errno::Errno;
 use nightporter_core::toe::id::{HostId, Side};
@@ -323,11 +324,15 @@ impl Toe {
     }
 
     /// Streams with payload that this device had no buffers for.
-    pub(super) fn wake_waiting(&mut self, at: usize) {
-        let Some(device) = self.devices[at].as_mut() else { return };
-        if device.blocked.is_some() {
+    pub(super) fn wake_waiting(&mut self, now: Instant, at: usize) {
+        let Some(device) = self.devices[at].as_ref() else { return };
+        if device.blocked.is_some()
+            || device.streams.is_empty()
+            || self.is_limited(now, at, Direction::ToGuest)
+        {
             return;
         }
+        let Some(device) = self.devices[at].as_mut() else { return };
         let many = device.streams.len().min(STREAMS_PER_TURN);
         for id in device.streams.drain(..many) {
             if let Some(stream) = self.streams.get_mut(id) {
@@ -518,10 +523,24 @@ impl Toe {
         }
     }
 
+    /// A stream waits until its guest may be sent more.
+    fn park(&mut self, id: StreamId, at: usize) -> Filled {
+        let (Some(stream), Some(device)) = (self.streams.get_mut(id), self.devices[at].as_mut())
+        else {
+            return Filled::Lost;
+        };
+        stream.waits = Some(Waits::Ring);
+        device.streams.push_back(id);
+        Filled::None
+    }
+
     /// Payload of a stream goes into its guest's ring.
     fn fill(&mut self, now: Instant, id: StreamId, left: u32) -> Filled {
         let carried = self.streams.get(id).and_then(|stream| stream.carried);
         let Some(carried) = carried else { return Filled::Lost };
+        if self.is_limited(now, carried.device, Direction::ToGuest) {
+            return self.park(id, carried.device);
+        }
         // Behind what it is to hear before: until then it has no room either.
         let has_place = self.give_packets(carried.device);
         let Self { host, devices, streams, .. } = self;
@@ -554,7 +573,7 @@ impl Toe {
             && let Some(room) = device.room(host.room_to_guest(carried.socket), rest)
             && let Some(header) = host.give(now, carried.socket, len_of(room))
         {
-            device.give(&header);
+            device.give(now, &header);
             rest -= room;
         }
         // What came has its place: it was looked up before.

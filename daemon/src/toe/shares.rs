@@ -21,7 +21,7 @@ use nightporter_core::time::{Duration, Instant};
 /// All shares together, of sockets that have sent for a while, are this part of what may be kept.
 const PART: u64 = 8;
 /// And of one at least: a page.
-const LEAST: u64 = 4096;
+pub(super) const LEAST: u64 = 4096;
 /// Of a socket that has not sent: many that were just connected may send at once.
 const FIRST: u64 = 32 << 10;
 const PERIOD: Duration = Duration::from_secs(1);

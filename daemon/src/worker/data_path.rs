@@ -194,6 +194,7 @@ impl DataPath {
     ) {
         let bytes_per_s = mbit_s.map(|rate| u64::from(rate) * BYTES_PER_MBIT);
         self.engine.set_rate_limit(now, port, way, bytes_per_s);
+        self.toe.set_rate_limit(now, port, way, bytes_per_s);
     }
 
     /// Both rate limits of a VM, as its configuration has them.

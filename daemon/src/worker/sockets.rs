@@ -3,6 +3,7 @@
 
 use std::io;
 
+use nightporter_core::engine::Direction;
 use nightporter_core::port::PortId;
 use nightporter_core::time::Instant;
 use nix::sys::epoll::Epoll;
@@ -29,6 +30,9 @@ impl DataPath {
             device.belongs_to(&guest.port);
         }
         self.toe.add(port, device, member);
+        for way in [Direction::FromGuest, Direction::ToGuest] {
+            self.toe.set_rate_limit(now, port, way, self.engine.rate_limit(port, way));
+        }
         self.handle_toe_events(now, epoll, port);
     }
 

@@ -22,6 +22,7 @@ mod overlay;
 mod registry;
 mod sandbox;
 mod segment;
+mod socket_limits;
 #[allow(dead_code)]
 mod sockets;
 mod starting;

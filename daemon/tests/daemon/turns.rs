@@ -32,7 +32,7 @@ pub(crate) struct Daemon {
 
 impl Daemon {
     /// What the worker does between two turns, and a turn.
-    fn serve(&mut self) {
+    pub(crate) fn serve(&mut self) {
         for port in (0..self.vms).map(PortId) {
             let device = self.toe.port_mut(port).expect("each VM has the device");
             device.handle_listener();
@@ -106,6 +106,33 @@ pub(crate) fn start(vms: u16) -> (Dir, Rc<RefCell<Daemon>>, Vec<SocketGuest>) {
     is_served_by(Rc::new(move || served.borrow_mut().serve()));
     let guests = names.iter().map(|name| SocketGuest::boot(&socket(&dir, name))).collect();
     (dir, daemon, guests)
+}
+
+/// All that happens until then, in the time that the daemon's timers say; how many turns it took.
+pub(crate) fn run(
+    daemon: &RefCell<Daemon>,
+    guests: &mut [SocketGuest],
+    end: Instant,
+    mut sees: impl FnMut(&Daemon, &[SocketGuest]),
+) -> usize {
+    let (mut turns, mut idle) = (0, 0);
+    loop {
+        let moved = guests.iter_mut().fold(false, |any, guest| guest.step() | any);
+        let mut daemon = daemon.borrow_mut();
+        daemon.serve();
+        sees(&daemon, guests);
+        turns += 1;
+        idle = if moved || daemon.toe.has_work() { 0 } else { idle + 1 };
+        if idle < 2 {
+            continue;
+        }
+        let next = daemon.toe.poll_timeout().filter(|next| *next <= end);
+        match next {
+            None if daemon.now == end => return turns,
+            _ => daemon.now = next.unwrap_or(end).max(daemon.now),
+        }
+        idle = 0;
+    }
 }
 
 #[test]

@@ -1,0 +1,158 @@
+//! Rate limits of a VM and its sockets: bytes that were carried in the daemon's time, and, of whole
+//! daemons, in the time that went by.
+
+use std::cell::{Cell, RefCell};
+use std::time::Instant as Clock;
+
+use nightporter_api::{Change, Direction as Way, Reply, Request};
+use nightporter_core::engine::Direction;
+use nightporter_core::port::PortId;
+use nightporter_core::time::Duration;
+
+use crate::fabric::{SERVER, configure};
+use crate::host::{Dir, Host};
+use crate::overlay::two_hosts;
+use crate::sockets::{connect, listen, until};
+use crate::toe::{boot, bytes};
+use crate::turns::{Daemon, run, start};
+
+const BYTES_PER_S: u64 = 1_000_000;
+/// What goes at once, and the last packet of a guest.
+const AHEAD: usize = 3000 + (64 << 10);
+
+fn limit(daemon: &RefCell<Daemon>, vm: u16, way: Direction, bytes_per_s: Option<u64>) {
+    let daemon = &mut *daemon.borrow_mut();
+    daemon.toe.set_rate_limit(daemon.now, PortId(vm), way, bytes_per_s);
+}
+
+fn kept(daemon: &Daemon, vm: u16) -> u64 {
+    daemon.toe.status(PortId(vm)).unwrap().kept_bytes
+}
+
+fn expect_limited(got: usize, seconds: usize) {
+    let most = usize::try_from(BYTES_PER_S).unwrap() * seconds + AHEAD;
+    // Headers cost, and so does what the guest answers.
+    let least = (most - most / 50).saturating_sub(2 * AHEAD);
+    assert!((least..=most).contains(&got), "{got} bytes in {seconds} s, {least} to {most}");
+}
+
+#[test]
+fn flood_16_sockets_of_a_vm_send_no_more_than_its_limit_and_others_do() {
+    let (_dir, daemon, mut guests) = start(3);
+    let [a, b, c] = &mut guests[..] else { unreachable!("three") };
+    listen(b, SERVER);
+    let (from_a, at_b) = connect(a, b, SERVER);
+    let (from_c, of_c) = connect(c, b, SERVER);
+    limit(&daemon, 0, Direction::FromGuest, Some(BYTES_PER_S));
+    let (slow, quick) = (bytes(1, 5_000_000), bytes(2, 5_000_000));
+    a.write(from_a, &slow);
+    c.write(from_c, &quick);
+    let begin = daemon.borrow().now;
+    run(&daemon, &mut guests, begin, |_, _| {});
+    assert!(guests[1].socket(of_c).got == quick, "no time has passed");
+    expect_limited(guests[1].socket(at_b).got.len(), 0);
+    let turns = run(&daemon, &mut guests, begin + Duration::from_secs(3), |_, _| {});
+    expect_limited(guests[1].socket(at_b).got.len(), 3);
+    assert!(turns < 3000, "{turns} turns for less than fifty packets: somebody asks all the time");
+    limit(&daemon, 0, Direction::FromGuest, None);
+    run(&daemon, &mut guests, begin + Duration::from_secs(3), |_, _| {});
+    assert!(guests[1].socket(at_b).got == slow);
+}
+
+#[test]
+fn flood_16_sockets_of_a_vm_are_sent_no_more_than_its_limit_and_their_senders_serve_others() {
+    let (_dir, daemon, mut guests) = start(3);
+    limit(&daemon, 1, Direction::ToGuest, Some(BYTES_PER_S));
+    let [a, b, c] = &mut guests[..] else { unreachable!("three") };
+    listen(b, SERVER);
+    listen(c, "10.0.0.3:80");
+    // Together they have room for more than the host keeps of one sender.
+    let pairs: Vec<_> = (0..100).map(|_| connect(a, b, SERVER)).collect();
+    let (to_c, at_c) = connect(a, c, "10.0.0.3:80");
+    let begin = daemon.borrow().now;
+    let sent = bytes(3, 250_000);
+    pairs.iter().for_each(|(at_a, _)| a.write(*at_a, &sent));
+    let most = Cell::new(0);
+    let mut sees = |daemon: &Daemon, guests: &[crate::sockets::SocketGuest]| {
+        most.set(most.get().max(kept(daemon, 0)));
+        assert!(pairs.iter().all(|(at_a, _)| !guests[0].socket(*at_a).is_reset));
+    };
+    let after = |seconds| begin + Duration::from_secs(seconds);
+    run(&daemon, &mut guests, after(1), &mut sees);
+    let quick = bytes(4, 5_000_000);
+    guests[0].write(to_c, &quick);
+    run(&daemon, &mut guests, after(1), &mut sees);
+    assert!(guests[2].socket(at_c).got == quick, "no time has passed");
+    let turns = run(&daemon, &mut guests, after(10), &mut sees);
+    // Of each what may be sent in 10 ms, and a packet.
+    assert!(most.get() < 100 * (BYTES_PER_S / 100 + 4096), "{} bytes are kept", most.get());
+    let got: Vec<_> = pairs.iter().map(|(_, at_b)| guests[1].socket(*at_b).got.len()).collect();
+    expect_limited(got.iter().sum(), 10);
+    let (slowest, average) = (got.iter().min().unwrap(), got.iter().sum::<usize>() / got.len());
+    assert!(slowest * 2 > average, "{got:?}");
+    assert!(turns < 50_000, "{turns} turns for 2,500 packets: somebody asks all the time");
+    limit(&daemon, 1, Direction::ToGuest, None);
+    run(&daemon, &mut guests, after(10), &mut sees);
+    assert!(pairs.iter().all(|(_, at_b)| guests[1].socket(*at_b).got == sent));
+}
+
+#[test]
+fn flood_16_limits_of_the_configuration_and_of_commands_are_those_of_sockets() {
+    let dir = Dir::new();
+    let vm = |name, ip, more| dir.vm(name, &format!("ips = [\"10.0.0.{ip}\"]\ntoe = true\n{more}"));
+    let vms = vm("a", 1, "rate_limit_from_guest_mbit_s = 8") + &vm("b", 2, "");
+    let host = Host::start(&dir, &dir.configure("metrics = \"off\"", &vms));
+    let (mut a, mut b) = (boot(&dir, "a"), boot(&dir, "b"));
+    listen(&mut b, SERVER);
+    let (at_a, at_b) = connect(&mut a, &mut b, SERVER);
+    let mut carries = |len: usize| {
+        let (begin, before) = (Clock::now(), b.socket(at_b).got.len());
+        a.write(at_a, &bytes(5, len));
+        until(&mut [&mut a, &mut b], "all is there", |g| {
+            g[1].socket(at_b).got.len() - before == len
+        });
+        begin.elapsed().as_millis()
+    };
+    let at_least = u128::try_from((600_000 - AHEAD) / 1000).unwrap();
+    assert!(carries(600_000) >= at_least);
+    let request = |direction, mbit_s| Request::RateLimit { vm: "a".into(), direction, mbit_s };
+    assert_eq!(host.ask(&request(Way::FromGuest, None)), Reply::Done {});
+    // It would take a minute.
+    carries(60_000_000);
+    let keys = vec![("rate_limit_to_guest_mbit_s".into(), "8".into())].into_iter().collect();
+    host.change(Change::SetVm { name: "b".into(), keys });
+    assert!(carries(600_000) >= at_least);
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn flood_16_sockets_of_another_host_wait_in_their_streams_for_a_limit_and_others_do_not() {
+    let names = two_hosts();
+    let (one_dir, two_dir) = (Dir::new(), Dir::new());
+    let _one = names.0.start(&one_dir, &configure(&one_dir, 1, "", &[("a", 1, "")]));
+    let limited = [("b", 2, "rate_limit_to_guest_mbit_s = 8"), ("c", 3, "")];
+    let _two = names.1.start(&two_dir, &configure(&two_dir, 2, "", &limited));
+    let mut a = boot(&one_dir, "a");
+    let (mut b, mut c) = (boot(&two_dir, "b"), boot(&two_dir, "c"));
+    listen(&mut b, SERVER);
+    listen(&mut c, "10.0.0.3:80");
+    let pairs: Vec<_> = (0..3).map(|_| connect(&mut a, &mut b, SERVER)).collect();
+    let (to_c, at_c) = connect(&mut a, &mut c, "10.0.0.3:80");
+    let (sent, quick) = (bytes(6, 300_000), bytes(7, 3_000_000));
+    let begin = Clock::now();
+    pairs.iter().for_each(|(at_a, _)| a.write(*at_a, &sent));
+    a.write(to_c, &quick);
+    let mut before = None;
+    until(&mut [&mut a, &mut b, &mut c], "all is there", |g| {
+        let got: usize = pairs.iter().map(|(_, at_b)| g[1].socket(*at_b).got.len()).sum();
+        let may = usize::try_from(begin.elapsed().as_millis() + 1).unwrap() * 1000 + AHEAD;
+        assert!(got <= may, "{got} bytes where {may} may be");
+        if g[2].socket(at_c).got.len() == quick.len() {
+            before.get_or_insert(got);
+        }
+        got == 3 * sent.len() && before.is_some()
+    });
+    assert!(before.unwrap() < 3 * sent.len(), "the others were waited for");
+    assert!(pairs.iter().all(|(_, at_b)| b.socket(*at_b).got == sent));
+    assert!(c.socket(at_c).got == quick);
+}
