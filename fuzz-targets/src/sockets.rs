@@ -295,7 +295,7 @@ impl World {
             if matches!(message.kind, Kind::Request { .. }) {
                 let request = request.expect("behind it");
                 assert_eq!(Request::parse(&request.emit()), Ok(request));
-                self.host.handle_request(self.now, HERE, &message, &request);
+                self.host.handle_request(self.now, HERE, &message, &request, request.from.ip());
             } else {
                 let met = self.host.handle_message(self.now, HERE, &message);
                 assert_ne!(met.verdict, Verdict::Hold, "this fabric is orderly");
@@ -414,7 +414,7 @@ impl World {
     fn request(&mut self, serial: u8, edge: u64, request: &Request) {
         let id = ShadowId { incarnation: STRANGE, serial: serial.into() };
         let message = Message { id, to: Side::Acceptor, kind: Kind::Request { edge } };
-        self.host.handle_request(self.now, THERE, &message, request);
+        self.host.handle_request(self.now, THERE, &message, request, request.from.ip());
         self.carry();
     }
 

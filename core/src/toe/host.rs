@@ -277,20 +277,21 @@ impl Host {
     }
 
     /// Somebody at host `from` wants to connect to a guest of this host. Whether he may is for the
-    /// caller to know.
+    /// caller to know, and by which of its addresses the guest that connects is counted.
     pub fn handle_request(
         &mut self,
         now: Instant,
         from: HostId,
         message: &Message,
         request: &Request,
+        opener: IpAddr,
     ) {
         let Kind::Request { edge } = message.kind else { return };
         // A copy opens nothing, be the connection over or not.
         if message.to != Side::Acceptor || !self.requests.is_new(from, message.id) {
             return;
         }
-        if let Err(errno) = self.offer(now, (from, message.id), edge, request) {
+        if let Err(errno) = self.offer(now, (from, message.id), edge, (request, opener)) {
             let kind = Kind::Reset(errno);
             self.returns.push_back((from, Message { id: message.id, to: Side::Opener, kind }));
         }
@@ -406,7 +407,7 @@ impl Host {
             return self.stray(vm, header);
         }
         let joint = Joint::connect(now, cid, header, self.ids.name());
-        self.insert(vm, host, joint, request);
+        self.insert(vm, host, joint, request, request.from.ip());
     }
 
     /// A guest is offered a connection. Whoever opens has no more places of its table than are free
@@ -416,14 +417,14 @@ impl Host {
         now: Instant,
         (from, name): (HostId, ShadowId),
         edge: u64,
-        request: &Request,
+        (request, opener): (&Request, IpAddr),
     ) -> Result<(), Errno> {
         let there = self.addresses.get(&(request.network, request.to.ip()));
         let vm = *there.ok_or(Errno::NotByToe)?;
         let guest = self.guests.get_mut(&vm).expect("whose address it is");
         let port = guest.listener(request.to).ok_or(Errno::NotByToe)?;
         let free = TOE_SOCKETS_MAX.saturating_sub(guest.ports.len() + guest.resets());
-        let opener = Opener { vm, host: from, ip: request.from.ip() };
+        let opener = Opener { vm, host: from, ip: opener };
         if self.sockets.opened_by(opener) >= free {
             return Err(Errno::NotByToe);
         }
@@ -432,7 +433,7 @@ impl Host {
             return Err(Errno::NotByToe);
         }
         let joint = Joint::offer(now, cid, ports, name, edge);
-        self.insert(vm, from, joint, *request);
+        self.insert(vm, from, joint, *request, opener.ip);
         Ok(())
     }
 
@@ -450,9 +451,9 @@ impl Host {
         true
     }
 
-    fn insert(&mut self, vm: VmId, host: HostId, joint: Joint, request: Request) {
+    fn insert(&mut self, vm: VmId, host: HostId, joint: Joint, request: Request, opener: IpAddr) {
         let (ports, name) = (joint.ports(), (host, joint.end().id(), joint.end().side()));
-        let id = self.sockets.insert(Socket::new(vm, host, joint, request));
+        let id = self.sockets.insert(Socket::new(vm, host, joint, request, opener));
         self.names.insert(name, id);
         self.guests.get_mut(&vm).expect("its guest is there").list(ports, id);
         self.look_again(id);

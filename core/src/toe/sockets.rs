@@ -19,7 +19,7 @@ pub struct SocketId {
     generation: u64,
 }
 
-/// Who has opened a connection to a guest: a guest of that host, by its address.
+/// Who has opened a connection to a guest: a guest of that host, by one of its addresses.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) struct Opener {
     pub(super) vm: VmId,
@@ -36,6 +36,8 @@ pub(super) struct Socket {
     pub(super) joint: Joint,
     /// Who connected to whom.
     pub(super) request: Request,
+    /// The guest that connected is counted by this address, whichever it did it from.
+    opener: IpAddr,
     /// The guest's kernel knows it by its ports, as far as the host has heard.
     pub(super) is_listed: bool,
     /// It stands in the queue of those to be polled.
@@ -49,12 +51,19 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    pub(super) const fn new(vm: VmId, host: HostId, joint: Joint, request: Request) -> Self {
+    pub(super) const fn new(
+        vm: VmId,
+        host: HostId,
+        joint: Joint,
+        request: Request,
+        opener: IpAddr,
+    ) -> Self {
         Self {
             vm,
             host,
             joint,
             request,
+            opener,
             is_listed: true,
             is_ready: false,
             has_packet: false,
@@ -71,7 +80,7 @@ impl Socket {
     /// `None`: its own guest has opened it.
     fn opener(&self) -> Option<Opener> {
         let is_called = self.joint.end().side() == Side::Acceptor;
-        let opener = Opener { vm: self.vm, host: self.host, ip: self.request.from.ip() };
+        let opener = Opener { vm: self.vm, host: self.host, ip: self.opener };
         is_called.then_some(opener)
     }
 }

@@ -366,7 +366,8 @@ impl Toe {
                         let _ = self.host.handle_message(now, HERE, &refusal);
                     }
                     Kind::Request { .. } => {
-                        self.host.handle_request(now, HERE, &message, &request);
+                        let opener = self.rules.opener(HERE, &request);
+                        self.host.handle_request(now, HERE, &message, &request, opener);
                         self.look_at_both(now, socket, message.id);
                     }
                     _ => {

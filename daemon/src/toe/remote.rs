@@ -510,7 +510,8 @@ impl Toe {
             return;
         }
         let before = self.host.socket(host, message.id, Side::Acceptor);
-        self.host.handle_request(now, host, message, request);
+        let opener = self.rules.opener(host, request);
+        self.host.handle_request(now, host, message, request, opener);
         let socket = self.host.socket(host, message.id, Side::Acceptor);
         if let Some(socket) = socket.filter(|_| before.is_none())
             && let Some(VmId(at)) = self.host.vm_of(socket)

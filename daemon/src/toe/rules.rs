@@ -150,6 +150,17 @@ impl Rules {
             && self.only(network, request.to.ip()).is_some_and(|(_, own)| !own.isolated)
     }
 
+    /// The guest that connects, by one of its addresses, whichever it connects from: of this host,
+    /// or as the registry says.
+    pub(super) fn opener(&self, host: HostId, request: &Request) -> IpAddr {
+        let (network, ip) = (request.network, request.from.ip());
+        let first = match host {
+            HERE => self.only(network, ip).and_then(|(_, own)| own.ips.iter().min().copied()),
+            _ => self.peers.first_of(network, ip),
+        };
+        first.unwrap_or(ip)
+    }
+
     /// What the core calls a network.
     fn number(&self, network: &(String, Option<u16>)) -> Option<u32> {
         if let (None, Some((vni, _))) = (network.1, self.overlays.get(&network.0)) {
@@ -325,6 +336,37 @@ mod tests {
         rules.add(VmId(1), member("10.0.0.2", Some(5), false));
         rules.start(VmId(1));
         assert_eq!(ask(&rules, "curl"), Way::Native, "a rule opens no way");
+    }
+
+    #[test]
+    fn who_opens_is_the_same_whichever_of_its_addresses_it_has() {
+        let mut rules = rules(&[("10.0.0.1", None, false), ("10.0.0.2", None, false)]);
+        let two = ["10.0.0.7", "10.0.0.3"].map(|ip| ip.parse().unwrap());
+        rules.add(VmId(0), Member { ips: two.into(), ..member("10.0.0.3", None, false) });
+        rules.start(VmId(0));
+        let ask = |rules: &Rules, host, network, from| {
+            let request = Request { network, ..request(from, "10.0.0.2") };
+            rules.opener(host, &request).to_string()
+        };
+        for from in ["10.0.0.7", "10.0.0.3"] {
+            assert_eq!(ask(&rules, HERE, OWN, from), "10.0.0.3");
+        }
+        assert_eq!(ask(&rules, HERE, OWN, "10.0.0.2"), "10.0.0.2");
+        // Of another host, as the registry says.
+        let there = nightporter_registry::Station {
+            vni: 7,
+            mac: [2; 6],
+            vm: String::new(),
+            ips: ["10.0.0.7", "10.0.0.6"].map(|ip| ip.parse().unwrap()).into(),
+            host: "192.0.2.2".parse().unwrap(),
+            listeners: None,
+        };
+        rules.peers.set(7, [2; 6], Some(&there));
+        let host = rules.peers.host_at(there.host).unwrap();
+        for from in ["10.0.0.7", "10.0.0.6"] {
+            assert_eq!(ask(&rules, host, 7, from), "10.0.0.6");
+        }
+        assert_eq!(ask(&rules, host, 7, "10.0.0.9"), "10.0.0.9");
     }
 
     #[test]

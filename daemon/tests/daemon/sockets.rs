@@ -2,7 +2,7 @@
 //! in it that read, write, shut down and close.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -117,6 +117,8 @@ pub(crate) struct SocketGuest {
     pub(crate) sockets: BTreeMap<Ports, Socket>,
     /// Whose sockets connect, as they say.
     pub(crate) program: Program,
+    /// The address that they connect from; unspecified: the first that there is.
+    pub(crate) from: IpAddr,
     /// Listens at these vsock ports.
     listens: Vec<u32>,
     next_port: u32,
@@ -159,6 +161,7 @@ impl SocketGuest {
             most: 65536,
             sockets: BTreeMap::new(),
             program: Program::NONE,
+            from: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             listens: Vec::new(),
             next_port: 2000,
             control: CONTROL,
@@ -517,7 +520,7 @@ pub(crate) fn listen(guest: &mut SocketGuest, at: &str) {
 pub(crate) fn try_connect(guest: &mut SocketGuest, to: &str) -> Result<Ports, u32> {
     let port = guest.next_port;
     guest.next_port += 1;
-    let from = SocketAddr::from(([0, 0, 0, 0], u16::try_from(port).unwrap()));
+    let from = SocketAddr::new(guest.from, u16::try_from(port).unwrap());
     let (to, program) = (to.parse().unwrap(), guest.program);
     match ask(guest, Ask::Connect { guest: port, from, to, program }) {
         0 => {

@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use nightporter_core::limits::TOE_SOCKETS_PER_STEP;
+use nightporter_core::limits::{TOE_SOCKETS_MAX, TOE_SOCKETS_PER_STEP};
 use nightporter_core::port::PortId;
 use nightporter_core::time::Instant;
 use nightporter_core::toe::control;
@@ -169,4 +169,27 @@ fn a_vm_whose_rules_change_has_so_many_sockets_reset_in_a_turn_and_no_more() {
     let (at_a, at_b) = connect(a, b, "10.0.0.2:80");
     a.write(at_a, b"again");
     until(&mut [a, b], "bytes", |g| g[1].socket(at_b).got == b"again");
+}
+
+#[test]
+fn vtoe_10_a_vm_with_two_addresses_takes_no_more_places_of_another_than_with_one() {
+    let (_dir, daemon, mut guests) = start(2);
+    let both = ["10.0.0.1", "10.0.1.1"].map(|ip| ip.parse().unwrap());
+    {
+        let daemon = &mut *daemon.borrow_mut();
+        let two = Member { ips: both.into(), ..member(0, false) };
+        daemon.toe.set(daemon.now, PortId(0), two);
+    }
+    let [a, b] = &mut guests[..] else { unreachable!("two") };
+    listen(b, "10.0.0.2:80");
+    let mut all = Vec::new();
+    for n in 0..TOE_SOCKETS_MAX / 2 + 100 {
+        a.from = both[n % 2];
+        all.push(try_connect(a, "10.0.0.2:80").unwrap());
+    }
+    until(&mut [a, b], "all are answered", |g| {
+        all.iter().all(|at| g[0].socket(*at).is_open || g[0].socket(*at).is_reset)
+    });
+    let open = all.iter().filter(|at| a.socket(**at).is_open).count();
+    assert_eq!(open, TOE_SOCKETS_MAX / 2);
 }

@@ -183,7 +183,7 @@ impl World {
     fn carry(&mut self) {
         while let Some((message, request)) = self.messages.pop_front() {
             if matches!(message.kind, Kind::Request { .. }) {
-                self.host.handle_request(self.now, HERE, &message, &request);
+                self.host.handle_request(self.now, HERE, &message, &request, request.from.ip());
             } else {
                 let _ = self.host.handle_message(self.now, HERE, &message);
             }
@@ -429,13 +429,13 @@ fn another_network_is_out_of_reach() {
     let mut message = Message { id, to: Side::Acceptor, kind: Kind::Request { edge: 9 } };
     for (network, reached) in [(6, false), (5, true)] {
         message.id.serial = u64::from(network);
-        w.host.handle_request(NOW, THERE, &message, &Request { network, from, to });
+        w.host.handle_request(NOW, THERE, &message, &Request { network, from, to }, from.ip());
         w.collect();
         assert_eq!(w.heard(B).len(), usize::from(reached));
     }
     let (kind, id) = (Kind::Reset(Errno::NotByToe), ShadowId { serial: 6, ..id });
     assert_eq!(w.returned, [Message { id, to: Side::Opener, kind }]);
-    w.host.handle_request(NOW, THERE, &message, &Request { network: 5, from, to });
+    w.host.handle_request(NOW, THERE, &message, &Request { network: 5, from, to }, from.ip());
     w.collect();
     assert_eq!((w.heard(B), w.host.sockets()), (vec![], 1), "it has come before");
 }
@@ -792,7 +792,7 @@ fn vtoe_13_a_hundred_thousand_connections_use_the_same_ports_and_late_messages_m
             assert!(w.returned.is_empty());
         }
         if let Some((message, request)) = w.requests.pop_front().filter(|_| round > 0) {
-            w.host.handle_request(NOW, HERE, &message, &request);
+            w.host.handle_request(NOW, HERE, &message, &request, request.from.ip());
             w.collect();
             assert_eq!((w.heard(B), w.host.sockets(), w.returned.len()), (vec![], 2, 0), "a ghost");
             if random.percent(50) {
@@ -826,7 +826,7 @@ fn calls(w: &mut World, serial: u64) -> (u32, u32) {
     let id = ShadowId { incarnation: 88, serial };
     let message = Message { id, to: Side::Acceptor, kind: Kind::Request { edge: 1000 } };
     let request = Request { network: 5, from: opener(serial), to: at("10.0.0.2:80") };
-    w.host.handle_request(w.now, THERE, &message, &request);
+    w.host.handle_request(w.now, THERE, &message, &request, request.from.ip());
     w.collect();
     let call = w.packets[1].pop_back().expect("a call");
     assert_eq!(call.op, Some(Op::Request));
@@ -844,7 +844,7 @@ fn asks_to_connect(w: &mut World, serial: u64, from: &str) -> bool {
     let id = ShadowId { incarnation: 88, serial };
     let message = Message { id, to: Side::Acceptor, kind: Kind::Request { edge: 1000 } };
     let request = Request { network: 5, from: at(from), to: at("10.0.0.2:80") };
-    w.host.handle_request(w.now, THERE, &message, &request);
+    w.host.handle_request(w.now, THERE, &message, &request, request.from.ip());
     w.collect();
     let refusal = Message { id, to: Side::Opener, kind: Kind::Reset(Errno::NotByToe) };
     !w.returned.contains(&refusal)
@@ -863,7 +863,7 @@ fn vtoe_10_who_opens_leaves_as_many_places_as_it_has_to_others() {
     let id = ShadowId { incarnation: 88, serial: 0 };
     let message = Message { id, to: Side::Acceptor, kind: Kind::Request { edge: 1000 } };
     let request = Request { network: 5, from: at("10.0.0.9:5"), to: at("10.0.0.2:80") };
-    w.host.handle_request(w.now, HERE, &message, &request);
+    w.host.handle_request(w.now, HERE, &message, &request, request.from.ip());
     w.collect();
     assert_eq!(w.host.sockets(), greedy + others + 1);
     // What is over counts no more.
@@ -875,6 +875,30 @@ fn vtoe_10_who_opens_leaves_as_many_places_as_it_has_to_others() {
     assert!(asks_to_connect(&mut w, 3 * most, "10.0.0.7:5"));
     let again = (4 * most..5 * most).take_while(|n| asks_to_connect(&mut w, *n, "10.0.0.8:5"));
     assert!(again.count() < 10, "a fair part of what is free");
+}
+
+#[test]
+fn vtoe_10_who_opens_from_many_addresses_is_counted_as_one() {
+    let mut w = World::new();
+    w.listens("0.0.0.0:80");
+    let own = at("10.0.0.9:5").ip();
+    let mut opened = 0;
+    for serial in 0..TOE_SOCKETS_MAX as u64 {
+        let id = ShadowId { incarnation: 88, serial };
+        let message = Message { id, to: Side::Acceptor, kind: Kind::Request { edge: 1000 } };
+        let request = Request { network: 5, from: opener(serial), to: at("10.0.0.2:80") };
+        w.host.handle_request(w.now, THERE, &message, &request, own);
+        w.collect();
+        opened += usize::from(w.host.socket(THERE, id, Side::Acceptor).is_some());
+    }
+    assert_eq!(opened, TOE_SOCKETS_MAX / 2, "each was from another address");
+    // What is over counts no more, whatever address it had.
+    w.heard(B);
+    for serial in 0..10 {
+        let _ = says(&mut w, THERE, serial, Kind::Reset(Errno::Reset));
+    }
+    let key = crate::toe::sockets::Opener { vm: B, host: THERE, ip: own };
+    assert_eq!(w.host.sockets.opened_by(key), TOE_SOCKETS_MAX / 2 - 10);
 }
 
 #[test]
@@ -1018,7 +1042,7 @@ fn vtoe_01_a_guest_that_has_all_its_sockets_open_uses_guest_tcp_for_more() {
     let id = ShadowId { incarnation: 88, serial: most + 1 };
     let message = Message { id, to: Side::Acceptor, kind: Kind::Request { edge: 1000 } };
     let request = Request { network: 5, from: at("10.0.0.9:5"), to: at("10.0.0.2:80") };
-    w.host.handle_request(w.now, THERE, &message, &request);
+    w.host.handle_request(w.now, THERE, &message, &request, request.from.ip());
     w.collect();
     let kind = Kind::Reset(Errno::NotByToe);
     assert_eq!(w.returned, [Message { id, to: Side::Opener, kind }]);
@@ -1036,7 +1060,7 @@ fn vtoe_07_listeners_are_found_as_those_of_tcp_are() {
         let message = Message { id, to: Side::Acceptor, kind: Kind::Request { edge: 9 } };
         let from = if at(to).is_ipv4() { "10.0.0.9:5" } else { "[fd00::9]:5" };
         let request = Request { network: 5, from: at(from), to: at(to) };
-        w.host.handle_request(NOW, THERE, &message, &request);
+        w.host.handle_request(NOW, THERE, &message, &request, request.from.ip());
         w.collect();
         w.packets[1].pop_back().map(|call| call.dst_port)
     };
@@ -1123,7 +1147,7 @@ fn vtoe_09_only_the_host_of_the_other_end_may_speak_of_a_connection() {
     let name = w.requests[0].0.id;
     let request = w.requests[0].1;
     let message = Message { id: name, to: Side::Acceptor, kind: Kind::Request { edge: 1 } };
-    w.host.handle_request(NOW, THERE, &message, &request);
+    w.host.handle_request(NOW, THERE, &message, &request, request.from.ip());
     w.collect();
     assert_eq!((w.heard(B), w.host.sockets()), (vec![Op::Request], 3));
     for kind in

@@ -39,8 +39,8 @@ pub(in super::super) struct Gone {
 #[derive(Debug, Default)]
 pub(in super::super) struct Peers {
     stations: BTreeMap<(u32, Mac), (IpAddr, Vec<IpAddr>)>,
-    /// By VNI and address: hosts of stations that have it.
-    places: BTreeMap<(u32, IpAddr), Vec<IpAddr>>,
+    /// By VNI and address: hosts of stations that have it, and the first address of each.
+    places: BTreeMap<(u32, IpAddr), Vec<(IpAddr, IpAddr)>>,
     /// Stations of each host, and its number.
     hosts: BTreeMap<IpAddr, (usize, HostId)>,
     /// By number, from 1 on: 0 is this host.
@@ -61,8 +61,10 @@ impl Peers {
         let before = self.stations.get(&(vni, mac)).cloned();
         let touched = self.replace(vni, mac, now);
         let (host, ips) = before.map_or((None, Vec::new()), |(host, ips)| (Some(host), ips));
-        let is_there =
-            |ip| self.places.get(&(vni, ip)).zip(host).is_some_and(|(at, host)| at.contains(&host));
+        let is_there = |ip| {
+            let mut at = self.places.get(&(vni, ip)).into_iter().flatten();
+            at.any(|(place, _)| Some(*place) == host)
+        };
         let left = ips.into_iter().filter(|ip| !is_there(*ip));
         let number = host.and_then(|host| Some(self.hosts.get(&host)?.1));
         let gone = left.filter_map(|ip| Some(Gone { host: number?, guest: (vni, ip) }));
@@ -73,9 +75,10 @@ impl Peers {
         let before = self.stations.remove(&(vni, mac));
         let was_at = before.as_ref().map(|(host, _)| *host);
         if let Some((host, ips)) = before {
+            let first = ips.first().copied();
             for ip in ips {
                 let there = self.places.get_mut(&(vni, ip)).expect("it was listed");
-                let at = there.iter().position(|known| *known == host);
+                let at = there.iter().position(|(known, of)| (*known, Some(*of)) == (host, first));
                 there.swap_remove(at.expect("with its host"));
                 if there.is_empty() {
                     self.places.remove(&(vni, ip));
@@ -100,7 +103,7 @@ impl Peers {
         ips.sort_unstable();
         ips.dedup();
         for ip in &ips {
-            self.places.entry((vni, *ip)).or_default().push(station.host);
+            self.places.entry((vni, *ip)).or_default().push((station.host, ips[0]));
         }
         self.stations.insert((vni, mac), (station.host, ips));
         [was_at, Some(station.host)]
@@ -121,7 +124,15 @@ impl Peers {
     /// Where the guest with this address is. `None`: nobody has said, or two have.
     pub(in super::super) fn host_of(&self, vni: u32, ip: IpAddr) -> Option<HostId> {
         match &self.places.get(&(vni, ip))?[..] {
-            [host] => self.host_at(*host),
+            [(host, _)] => self.host_at(*host),
+            _ => None,
+        }
+    }
+
+    /// The first address of the guest that has this one, if that is one guest.
+    pub(in super::super) fn first_of(&self, vni: u32, ip: IpAddr) -> Option<IpAddr> {
+        match &self.places.get(&(vni, ip))?[..] {
+            [(_, first)] => Some(*first),
             _ => None,
         }
     }

@@ -526,7 +526,7 @@ impl World {
         let h = parcel.to.0 as usize;
         let host = &mut self.hosts[h];
         if let Some(request) = &parcel.request {
-            host.handle_request(self.now, parcel.from, &parcel.message, request);
+            host.handle_request(self.now, parcel.from, &parcel.message, request, request.from.ip());
             self.collect(h);
             return true;
         }
