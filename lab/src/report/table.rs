@@ -46,9 +46,9 @@ impl Report {
             let (copies, segments) = (trouble.guest_copies, trouble.guest_segments);
             let _ = writeln!(
                 out,
-                "{looks:4} looks after downloads over {:11}: {timeouts} timeouts of the guest, \
-                 which sent {copies} segments again of {segments}; \
-                 {paws} PAWSEstab and {skipped} TCPACKSkipped of the remote.",
+                "{looks:4} looks after downloads over {:11}: {timeouts} timeouts of the guest; \
+                 {paws} PAWSEstab and {skipped} TCPACKSkipped of the remote;\n     \
+                 of {segments} segments the guest sent {copies} again.",
                 path.name()
             );
         }
