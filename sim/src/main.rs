@@ -122,7 +122,7 @@ struct MutantsArgs {
     #[arg(long)]
     list: Option<PathBuf>,
     /// Number of mutations to draw from the list.
-    #[arg(long, default_value_t = 40)]
+    #[arg(long, default_value_t = 20)]
     sample: usize,
     /// Mutations at a time; by default, the number of processors.
     #[arg(long)]
