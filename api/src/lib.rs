@@ -284,10 +284,11 @@ pub struct StationInfo {
     /// The host that has it if it was refused, or wants it too if it is contested.
     pub other: Option<IpAddr>,
     /// Ports at which it listens by the virtual TOE, as its host said last: the lowest 64 of them.
-    /// `None`: nobody has said, or it has none.
+    /// `None`: its host has published nothing about them, or the VM has no socket device with a
+    /// driver.
     #[serde(default)]
     pub listens: Option<Vec<u16>>,
-    /// At so many more.
+    /// The number of its ports that are not in `listens`.
     #[serde(default)]
     pub listens_more: u64,
 }

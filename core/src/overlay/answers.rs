@@ -1,7 +1,8 @@
 //! Answers to "who has this address?" from stations that were told, so that no peer is asked.
 //!
 //! The daemon answers ARP requests (RFC 826) and neighbour solicitations (RFC 4861 section 4.3)
-//! that are broadcast and have no VLAN tag. It does not answer:
+//! without a VLAN tag that go to all stations (ARP) or to a multicast group (solicitations). It
+//! does not answer:
 //!
 //! - a request to one station alone, which goes to that station: its sender wants to know whether
 //!   the station lives;

@@ -65,7 +65,8 @@ impl<'a> Untagged<'a> {
     }
 }
 
-/// Moves the header's offsets into its frame.
+/// Shifts the header's `csum_start` and `hdr_len`, which count from the start of the frame, by the
+/// tag. `csum_offset` counts from `csum_start` and stays.
 fn move_offsets(hdr: &mut VirtioNetHdr, moved: impl Fn(u16) -> u16) {
     if hdr.needs_csum() {
         hdr.csum_start = moved(hdr.csum_start);

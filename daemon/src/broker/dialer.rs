@@ -23,7 +23,7 @@ use rustix::net::{
 use super::ANSWER_MAX;
 use super::connector::Connector;
 use super::shut::shut_dialer;
-use super::words::{Channel, Received, Refusal, is_crowded};
+use super::words::{Channel, Received, Refusal, is_end};
 use crate::start::{StartError, error};
 use crate::sys;
 
@@ -36,6 +36,19 @@ const ASK_TIMES: u32 = 3;
 /// A number of the daemon's choice, then the address to connect from and the one to connect to.
 const REQUEST: usize = TAG + 16 + 16;
 const TAG: usize = 8;
+
+/// That number, then this host's error or 0. With 0 and no descriptor the other host is not
+/// reached.
+const ANSWER: usize = TAG + 4;
+
+/// Why a connection has not begun.
+#[derive(Debug)]
+pub(crate) enum Undialed {
+    /// The other host is not reached.
+    There,
+    /// This host lacks something, which says nothing of the other one.
+    Here(io::Error),
+}
 
 /// The daemon's descriptors of other processes, which a new process closes.
 #[derive(Debug)]
@@ -104,13 +117,20 @@ impl Dialer {
     ///
     /// # Errors
     /// The process has ended.
-    pub(crate) fn poll(&mut self) -> io::Result<Option<(u64, Option<OwnedFd>)>> {
+    pub(crate) fn poll(&mut self) -> io::Result<Option<(u64, Result<OwnedFd, Undialed>)>> {
         self.flush();
-        let mut tag = [0; TAG];
-        match self.channel.receive_with(&mut tag, RecvFlags::DONTWAIT) {
-            // Without one if no descriptor is free here.
-            Ok(Received { len: TAG, fds, .. }) => {
-                Ok(Some((u64::from_le_bytes(tag), fds.into_iter().next())))
+        let mut answer = [0; ANSWER];
+        match self.channel.receive_with(&mut answer, RecvFlags::DONTWAIT) {
+            Ok(Received { len: ANSWER, fds, is_cut }) => {
+                let (tag, error) = answer.split_at(TAG);
+                let tag = u64::from_le_bytes(tag.try_into().expect("eight"));
+                let dialed = match i32::from_le_bytes(error.try_into().expect("four")) {
+                    // No descriptor is free here.
+                    0 if is_cut => Err(Undialed::Here(Errno::MFILE.into())),
+                    0 => fds.into_iter().next().ok_or(Undialed::There),
+                    raw => Err(Undialed::Here(io::Error::from_raw_os_error(raw))),
+                };
+                Ok(Some((tag, dialed)))
             }
             Ok(_) => Err(Errno::PROTO.into()),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
@@ -138,15 +158,20 @@ fn serve(port: u16, daemon: &Channel, may: fn(IpAddr) -> bool) -> io::Result<()>
     let (tag, ends) = request.split_at(TAG);
     let address = |bytes: &[u8]| IpAddr::from(<[u8; 16]>::try_from(bytes).expect("sixteen"));
     let (from, to) = (address(&ends[..16]).to_canonical(), address(&ends[16..]).to_canonical());
-    let socket = may(to).then(|| dial(from, SocketAddr::new(to, port)).ok()).flatten();
-    match daemon.send(tag, socket.as_ref().map(AsFd::as_fd).as_slice()) {
-        Err(e) if is_crowded(&e) => daemon.send(tag, &[]), // this one fails, and not the next
-        sent => sent,
+    let dialed = if may(to) { dial(from, SocketAddr::new(to, port)) } else { Ok(None) };
+    let error = |e: &io::Error| e.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
+    let answer = |error: i32| [tag, &error.to_le_bytes()].concat();
+    match dialed {
+        Ok(socket) => match daemon.send(&answer(0), socket.as_ref().map(AsFd::as_fd).as_slice()) {
+            Err(e) if !is_end(&e) => daemon.send(&answer(error(&e)), &[]), // nor is the next lost
+            sent => sent,
+        },
+        Err(e) => daemon.send(&answer(error(&e)), &[]),
     }
 }
 
-/// Begins a connection.
-fn dial(from: IpAddr, to: SocketAddr) -> io::Result<OwnedFd> {
+/// Begins a connection. `None`: the other host is not reached. Errors: this host's.
+fn dial(from: IpAddr, to: SocketAddr) -> io::Result<Option<OwnedFd>> {
     let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
@@ -155,8 +180,12 @@ fn dial(from: IpAddr, to: SocketAddr) -> io::Result<OwnedFd> {
     setsockopt(&socket, option::IpBindAddressNoPort, &true).map_err(io::Error::from)?;
     bind(&socket, &SocketAddr::new(from, 0))?;
     match connect(&socket, &to) {
-        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
-        Err(e) => Err(e.into()),
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(Some(socket)),
+        // No free port (connect(2)), and no memory.
+        Err(e @ (Errno::ADDRNOTAVAIL | Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM)) => {
+            Err(e.into())
+        }
+        Err(_) => Ok(None),
     }
 }
 
@@ -202,15 +231,17 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let (ours, theirs) = Channel::pair(ANSWER_MAX).unwrap();
-        let process = thread::spawn(move || while serve(port, &theirs, |_| true).is_ok() {});
+        let may = |to: IpAddr| to != IpAddr::from([127, 0, 0, 3]);
+        let process = thread::spawn(move || while serve(port, &theirs, may).is_ok() {});
         let mut dialer = Dialer { channel: ours, waiting: VecDeque::new() };
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
         let is_good = |tag: u64| tag.is_multiple_of(50);
+        let is_far = |tag: u64| tag % 50 == 1;
         assert!(dialer.poll().unwrap().is_none());
         // More than there is room for at once.
         for tag in 0..1000 {
             let from = if is_good(tag) { "127.0.0.2" } else { "192.0.2.99" };
-            dialer.ask(tag, ip(from), ip("127.0.0.1"));
+            dialer.ask(tag, ip(from), ip(if is_far(tag) { "127.0.0.3" } else { "127.0.0.1" }));
         }
         for expected in 0..1000 {
             let (tag, socket) = loop {
@@ -219,10 +250,17 @@ mod tests {
                 }
                 let _ = poll(&mut [PollFd::from_borrowed_fd(dialer.fd(), PollFlags::IN)], None);
             };
-            assert_eq!((tag, socket.is_some()), (expected, is_good(expected)), "not our address");
-            if socket.is_some() {
-                let (_, from) = listener.accept().unwrap();
-                assert_eq!(from.ip(), ip("127.0.0.2"));
+            assert_eq!(tag, expected);
+            match socket {
+                Ok(_) => {
+                    let (_, from) = listener.accept().unwrap();
+                    assert_eq!((from.ip(), is_good(tag)), (ip("127.0.0.2"), true));
+                }
+                Err(Undialed::There) => assert!(is_far(tag)),
+                Err(Undialed::Here(e)) => {
+                    assert!(!is_good(tag) && !is_far(tag));
+                    assert_eq!(e.kind(), io::ErrorKind::AddrNotAvailable, "not our address");
+                }
             }
         }
         drop(dialer);

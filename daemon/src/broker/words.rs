@@ -126,10 +126,26 @@ pub(super) fn read(request: &[u8; REQUEST]) -> Option<UplinkConfig> {
     (is_good && to_open(&uplink) == *request).then_some(uplink)
 }
 
-/// Whether a descriptor was not sent because all processes of this user together have as many under
-/// way as this one may have open (ETOOMANYREFS, unix(7)). That passes.
-pub(super) fn is_crowded(error: &io::Error) -> bool {
-    error.raw_os_error() == Some(Errno::TOOMANYREFS.raw_os_error())
+/// Whether this error of a send means that the other end is gone. All others are of one message
+/// alone: ETOOMANYREFS says that all processes of this user together have as many descriptors under
+/// way as this one may have open (unix(7)), ENOBUFS and ENOMEM that memory is short.
+pub(super) fn is_end(error: &io::Error) -> bool {
+    let ends = [Errno::PIPE, Errno::CONNRESET, Errno::NOTCONN];
+    error.raw_os_error().is_some_and(|raw| ends.iter().any(|end| end.raw_os_error() == raw))
+}
+
+/// For a descriptor that cannot be sent.
+fn unsent(error: &io::Error) -> Refusal {
+    let is_crowded = error.raw_os_error() == Some(Errno::TOOMANYREFS.raw_os_error());
+    let (what, fix) = if is_crowded {
+        (
+            "processes of this user have sent too many descriptors that nobody has received".into(),
+            "give the daemon a user of its own, or try again later",
+        )
+    } else {
+        (format!("the descriptor cannot be sent: {error}"), "try again later")
+    };
+    Refusal { what, fix: fix.into(), ..Refusal::default() }
 }
 
 /// A message that has come.
@@ -137,7 +153,7 @@ pub(super) struct Received {
     pub(super) len: usize,
     pub(super) fds: Vec<OwnedFd>,
     /// There was no place for all of its descriptors.
-    is_cut: bool,
+    pub(super) is_cut: bool,
 }
 
 /// One end of a pair: messages come whole and in order, and an end that is gone is noticed.
@@ -189,23 +205,17 @@ impl Channel {
         }
     }
 
-    /// Gives the other end an answer. Errors: it is gone.
+    /// Gives the other end an answer, or a refusal if the answer's descriptor cannot be sent.
+    /// Errors: it is gone, or cannot be told even that.
     pub(super) fn say(&self, answer: &Answer) -> io::Result<()> {
         match answer {
             Ok(given) => {
                 let [a, b, c, d] = given.as_ref().map_or(0, |it| it.index).to_ne_bytes();
                 let fd = given.as_ref().map(|it| it.fd.as_fd());
-                let sent = self.send(&[DONE, a, b, c, d], fd.as_slice());
-                if sent.as_ref().is_err_and(is_crowded) {
-                    return self.say(&Err(Refusal {
-                        what: "processes of this user have sent too many descriptors that nobody \
-                               has received"
-                            .into(),
-                        fix: "give the daemon a user of its own; it is tried again".into(),
-                        ..Refusal::default()
-                    }));
+                match self.send(&[DONE, a, b, c, d], fd.as_slice()) {
+                    Err(e) if !is_end(&e) => self.say(&Err(unsent(&e))),
+                    sent => sent,
                 }
-                sent
             }
             Err(Refusal { what, fix, is_busy, is_final }) => {
                 let how = [(BUSY, *is_busy), (FINAL, *is_final)];
@@ -323,6 +333,18 @@ mod tests {
             let said = b.hear().unwrap().unwrap_err();
             assert!(what.starts_with(&said.what), "{}", said.what);
             assert_eq!((said.is_busy, said.is_final, &*said.fix), (is_busy, !is_busy, fix));
+        }
+    }
+
+    #[test]
+    fn only_an_end_that_is_gone_is_one() {
+        let (b, a) = Channel::pair(LIMIT).unwrap();
+        drop(b);
+        assert!(is_end(&a.say(&Ok(None)).unwrap_err()));
+        for passes in [Errno::TOOMANYREFS, Errno::NOBUFS, Errno::NOMEM] {
+            let error = io::Error::from(passes);
+            assert!(!is_end(&error), "{error}");
+            assert!(!unsent(&error).is_final);
         }
     }
 

@@ -66,7 +66,7 @@ pub(super) struct Directory {
 /// What this host has on its overlays.
 #[derive(Default)]
 struct Here<'a> {
-    /// What is to be claimed.
+    /// What is to be claimed, without listeners.
     stations: BTreeMap<Key, Station>,
     vms: BTreeMap<Key, (PortId, bool)>,
     listening: BTreeMap<PortId, Key>,
@@ -178,9 +178,14 @@ impl Directory {
         let mut before = std::mem::take(&mut self.own);
         for (key, mut station) in here.stations {
             let known = before.remove(&key);
-            if let Some((before, _)) = &known {
-                station.listeners.clone_from(&before.listeners); // they have a pace of their own
-            }
+            let port = here.vms.get(&key).map(|(port, _)| *port);
+            let port = port.filter(|port| here.listening.contains_key(port));
+            let was_told = port.is_some_and(|port| self.listening.get(&port) == Some(&key));
+            station.listeners = match &known {
+                // Changes have a pace of their own.
+                Some((before, _)) if was_told => before.listeners.clone(),
+                _ => port.and_then(|port| path.toe.listeners_of(port)),
+            };
             let claim = known.as_ref().map_or(Claim::Waits, |(_, claim)| *claim);
             if known.is_none_or(|(before, _)| before != station) {
                 self.registry.claim(station.clone());
@@ -403,10 +408,9 @@ fn look<'a>(config: &'a Config, path: &DataPath) -> Here<'a> {
         here.vms.insert(key, (id, is_up));
         if is_up {
             // Nor does another host reach it there by the virtual TOE.
-            let listeners = is_untagged.then(|| path.toe.listeners_of(id)).flatten();
             here.listening.extend(is_untagged.then_some((id, key)));
             let (vm, host) = (vm.name.clone(), overlay.local.ip());
-            let station = Station { vni: overlay.vni, mac, vm, ips, host, listeners };
+            let station = Station { vni: overlay.vni, mac, vm, ips, host, listeners: None };
             here.stations.insert(key, station);
         }
     }

@@ -303,7 +303,8 @@ impl Snapshot {
             gauge(n).encode(known.encode_family(&[("kind", kind)])?)?;
         }
         let listeners = "Changes of the ports at which guests listen by the virtual TOE, and \
-                         entries written again for them";
+                         claims that were handed to the registry's thread again for them; of \
+                         several for one VM it may write the last alone";
         let name = "nightporter_registry_listeners";
         let mut listeners = e.encode_descriptor(name, listeners, None, Counter)?;
         for (kind, n) in

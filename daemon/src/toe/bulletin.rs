@@ -62,12 +62,10 @@ impl Bulletin {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// A VM is no more.
+    /// A VM's socket device is no more. If others are to be told of the VM, they still are: they
+    /// know its old listeners.
     pub(super) fn forget(&mut self, vm: VmId) {
         self.full.remove(&vm);
-        if let Some(at) = self.waiting.remove(&vm) {
-            self.due.remove(&(at, vm));
-        }
     }
 }
 
@@ -145,10 +143,14 @@ mod tests {
         assert_eq!(bulletin.poll_timeout(), Some(now + MERGED_FOR));
         assert_eq!(bulletin.pop_due(now + MERGED_FOR), Some(other));
         assert_eq!(bulletin.pop_due(now + MERGED_FOR), None);
-        // A number may be another VM's, which has not been told of.
+        // Its device goes, and what others know of it is out of date.
+        bulletin.forget(VM);
+        let due = bulletin.poll_timeout().unwrap();
+        assert_eq!(bulletin.pop_due(due), Some(VM));
+        // The number may be another VM's, which has not been told of.
         bulletin.forget(VM);
         assert_eq!(bulletin.poll_timeout(), None);
-        bulletin.note(now, BTreeMap::from([(VM, 1)]));
-        assert_eq!(bulletin.poll_timeout(), Some(now + MERGED_FOR));
+        bulletin.note(due, BTreeMap::from([(VM, 1)]));
+        assert_eq!(bulletin.poll_timeout(), Some(due + MERGED_FOR));
     }
 }

@@ -140,7 +140,7 @@ impl Toe {
 
     /// Connections have begun. `false`: nobody makes any more.
     pub(crate) fn take_dialed(&mut self, now: Instant, epoll: &Epoll) -> bool {
-        let dialed = self.streams.take_dialed(epoll);
+        let dialed = self.streams.take_dialed(now, epoll);
         let is_there = dialed.is_ok();
         let failed = dialed.unwrap_or_else(|_| self.streams.lose_dialer(epoll));
         self.rules.is_open = self.streams.is_open();
@@ -276,7 +276,7 @@ impl Toe {
         self.uncharge(id);
         let Some(stream) = self.streams.remove(id) else { return };
         let Some(carried) = stream.carried else { return };
-        if stream.ours == Side::Opener && !stream.is_proven {
+        if stream.ours == Side::Opener && !stream.is_proven && !stream.has_failed_here {
             self.rules.peers.note_away(now, stream.host);
         }
         self.streams.stats.lost += 1;

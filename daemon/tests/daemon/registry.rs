@@ -1,5 +1,7 @@
 //! Who is where, from a list: what is told of stations is what their overlay does. Needs root.
 
+use std::collections::BTreeMap;
+
 use nightporter_api::{Change, Reply, Request, StationInfo};
 
 use crate::guest::{Guest, PLAIN};
@@ -217,11 +219,21 @@ fn what_a_vm_of_this_host_listens_to_is_shown_also_with_a_list_unless_it_is_in_a
         let mut all = stations(&w.host).into_iter();
         all.find(|it| it.claim.is_some() && it.vm == name).and_then(|it| it.listens)
     };
-    let begun = std::time::Instant::now();
-    while shown("a") != Some(vec![80]) {
-        assert!(begun.elapsed() < crate::host::LIMIT, "{:?}", shown("a"));
-    }
+    let until_shown = |listens: Option<Vec<u16>>| {
+        let begun = std::time::Instant::now();
+        while shown("a") != listens {
+            assert!(begun.elapsed() < crate::host::LIMIT, "{:?}", shown("a"));
+        }
+    };
+    until_shown(Some(vec![80]));
     assert_eq!(shown("b"), None);
     let of_others = stations(&w.host).into_iter().find(|it| it.vm == "far").unwrap();
     assert_eq!(of_others.listens, None, "a list says nothing of that");
+    // Its link stays, and it is claimed as before. Its sockets end.
+    for (vlan, listens) in [("7", None), ("", Some(vec![]))] {
+        let keys = BTreeMap::from([("vlan".into(), vlan.into())]);
+        assert!(w.host.change(Change::SetVm { name: "a".into(), keys }).done);
+        until_shown(listens);
+        assert!(w.host.port("a").link);
+    }
 }

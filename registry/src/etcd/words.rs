@@ -7,9 +7,7 @@
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
-use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use crate::{Host, Listeners, Mac, Station, mac_text};
 
@@ -41,8 +39,19 @@ struct StationValue {
     #[serde(default)]
     ips: Vec<IpAddr>,
     /// Not in the values of daemons that did not know it, which ignore it.
-    #[serde(default, deserialize_with = "toe", skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     toe: Option<ToeValue>,
+}
+
+/// The same for a value whose `toe` cannot be read. Fields that are not named here are skipped
+/// without a look at what they say, how deep they are, or whether they come twice.
+#[derive(Debug, Deserialize)]
+struct BareValue {
+    host: IpAddr,
+    #[serde(default)]
+    vm: String,
+    #[serde(default)]
+    ips: Vec<IpAddr>,
 }
 
 #[derive(Debug, Default, Deserialize, Serialize)]
@@ -50,12 +59,6 @@ struct StationValue {
 struct ToeValue {
     ports: Vec<u16>,
     more: u32,
-}
-
-/// A station is where it is, whatever somebody has written of its listeners.
-fn toe<'de, D: Deserializer<'de>>(from: D) -> Result<Option<ToeValue>, D::Error> {
-    let value = Value::deserialize(from).map_err(D::Error::custom)?;
-    Ok(serde_json::from_value(value).unwrap_or_default())
 }
 
 impl Key {
@@ -107,7 +110,13 @@ pub(super) fn write_station(station: &Station) -> String {
 }
 
 pub(super) fn read_station(vni: u32, mac: Mac, value: &str) -> Option<Station> {
-    let StationValue { host, vm, mut ips, toe } = serde_json::from_str(value).ok()?;
+    // A station is where it is, whatever somebody has written of its listeners.
+    let bare = |_| {
+        let BareValue { host, vm, ips } = serde_json::from_str(value).ok()?;
+        Some(StationValue { host, vm, ips, toe: None })
+    };
+    let StationValue { host, vm, mut ips, toe } =
+        serde_json::from_str(value).map_or_else(bare, Some)?;
     ips.truncate(IPS_MAX);
     let vm = plain(&vm, VM_BYTES_MAX);
     let listeners = toe.map(|ToeValue { ports, more }| Listeners::new(ports, more));
@@ -187,6 +196,10 @@ mod tests {
         assert_eq!(read(""), None, "of an older daemon");
         assert_eq!(read(r#","toe":{"ports":[443,80,80],"of":"later"}"#), some(&[80, 443], 0));
         for bad in ["null", "7", "[22]", r#"{"ports":["ssh"]}"#, r#"{"ports":[65536]}"#] {
+            assert_eq!(read(&format!(r#","toe":{bad}"#)), None, "{bad}");
+        }
+        let deep = "[".repeat(1000) + &"]".repeat(1000);
+        for bad in ["1e999", &deep, r#"{"ports":[22]},"toe":{"ports":[22]}"#] {
             assert_eq!(read(&format!(r#","toe":{bad}"#)), None, "{bad}");
         }
         let all: Vec<u16> = (1..=100).collect();

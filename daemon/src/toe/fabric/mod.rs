@@ -38,7 +38,7 @@ use rustix::net::{
     sockopt,
 };
 
-use crate::broker::dialer::{Dialer, prepare};
+use crate::broker::dialer::{Dialer, Undialed, prepare};
 use crate::port::vhost_user::VhostUserPort;
 use crate::toe::batch::Batch;
 use crate::toe::trust::{ProofDoors, Trust, Way};
@@ -150,6 +150,8 @@ pub(super) struct Streams {
     ticketless: BTreeMap<Way, VecDeque<StreamId>>,
     /// When something was said about who shows none.
     said: Option<Instant>,
+    /// When it was said that this host cannot connect.
+    said_failed: Option<Instant>,
     most: usize,
     places: Vec<Place>,
     free: Vec<u32>,
@@ -518,7 +520,7 @@ impl Streams {
     ///
     /// # Errors
     /// Nobody makes any more.
-    pub(super) fn take_dialed(&mut self, epoll: &Epoll) -> io::Result<Vec<StreamId>> {
+    pub(super) fn take_dialed(&mut self, now: Instant, epoll: &Epoll) -> io::Result<Vec<StreamId>> {
         let mut failed = Vec::new();
         while let Some(dialer) = &mut self.dialer {
             let Some((tag, socket)) = dialer.poll()? else { break };
@@ -526,12 +528,27 @@ impl Streams {
             let Some(stream) = self.get_mut(id).filter(|stream| !stream.has_socket()) else {
                 continue; // nobody waits for it any more
             };
-            match socket.filter(|socket| watch(epoll, socket, id.place).is_ok()) {
-                Some(socket) => {
+            let watched = socket.and_then(|socket| match watch(epoll, &socket, id.place) {
+                Ok(()) => Ok(socket),
+                Err(e) => Err(Undialed::Here(e)),
+            });
+            match watched {
+                Ok(socket) => {
                     stream.set_socket(socket);
                     self.wake(id);
                 }
-                None => failed.push(id),
+                Err(Undialed::There) => failed.push(id),
+                Err(Undialed::Here(error)) => {
+                    stream.has_failed_here = true;
+                    failed.push(id);
+                    if self.said_failed.is_none_or(|at| now.since(at) >= tickets::T_SAY) {
+                        self.said_failed = Some(now);
+                        tracing::warn!(
+                            %error,
+                            "toe: this host cannot connect to another one: its guests use guest TCP"
+                        );
+                    }
+                }
             }
         }
         Ok(failed)
@@ -543,9 +560,10 @@ impl Streams {
             // Another process has a copy of its descriptor, so closing it is not enough.
             let _ = epoll.delete(dialer.fd());
         }
-        let all = self.places.iter().zip(0..).filter_map(|(place, at)| {
-            let id = StreamId { place: at, generation: place.generation };
-            place.stream.as_deref().is_some_and(|stream| !stream.has_socket()).then_some(id)
+        let all = self.places.iter_mut().zip(0..).filter_map(|(place, at)| {
+            let stream = place.stream.as_deref_mut().filter(|stream| !stream.has_socket())?;
+            stream.has_failed_here = true;
+            Some(StreamId { place: at, generation: place.generation })
         });
         all.collect()
     }

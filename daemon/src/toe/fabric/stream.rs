@@ -109,6 +109,8 @@ pub(in super::super) struct Stream {
     pub(in super::super) carried: Option<Carried>,
     /// The other host has said hello.
     pub(in super::super) is_proven: bool,
+    /// This host could not begin it, which says nothing of the other one.
+    pub(in super::super) has_failed_here: bool,
     /// What is to be said first.
     pub(super) ticket: Ticket,
     /// It ends as soon as what there is to say is said.
@@ -170,6 +172,7 @@ impl Stream {
             ours,
             carried: None,
             is_proven: false,
+            has_failed_here: false,
             ticket: Ticket::NONE,
             closes: false,
             head: [0; HEAD_LEN],

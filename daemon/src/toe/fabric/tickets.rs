@@ -9,7 +9,7 @@ use super::{StreamId, Streams};
 use crate::toe::trust::{Event, SECRET_LEN, Ticket, Trust, Way, is_same};
 
 /// That a host shows no ticket is said so often.
-const T_SAY: Duration = Duration::from_secs(10);
+pub(super) const T_SAY: Duration = Duration::from_secs(10);
 
 impl Streams {
     /// Readable when there may be tickets.

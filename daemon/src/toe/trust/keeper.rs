@@ -24,7 +24,7 @@ use rustls::{ClientConnection, ServerConnection};
 use super::conn::Conn;
 use super::proof::{Proof, is_of};
 use super::{News, ProofDoors, SECRET_LEN, Ticket, Way, Wish};
-use crate::broker::dialer::Dialer;
+use crate::broker::dialer::{Dialer, Undialed};
 use crate::timer::monotonic_now;
 
 /// A host that connects has shown what it has to show within this.
@@ -291,9 +291,16 @@ impl Keeper {
                 continue; // nobody waits for it any more
             };
             let way = *way;
-            let Some(socket) = socket else {
-                self.lose(now, way, "cannot connect to it")?;
-                continue;
+            let socket = match socket {
+                Ok(socket) => socket,
+                Err(Undialed::There) => {
+                    self.lose(now, way, "cannot connect to it")?;
+                    continue;
+                }
+                Err(Undialed::Here(e)) => {
+                    self.lose(now, way, &format!("this host cannot connect: {e}"))?;
+                    continue;
+                }
             };
             let client = Arc::clone(&self.proof.config().client);
             match ClientConnection::new(client, ServerName::from(way.peer)) {
