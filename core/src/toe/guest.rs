@@ -10,9 +10,14 @@ use super::message::Request;
 use super::sockets::{SocketId, VmId};
 use super::state::State;
 use super::vsock::{Connection, Ports, reset};
-use crate::limits::{TOE_LISTENERS_MAX, TOE_PAST_MAX, TOE_STRAYS_MAX, TOE_WANTED_MAX};
+use crate::limits::{
+    TOE_CONTROLS_MAX, TOE_LISTENERS_MAX, TOE_PAST_MAX, TOE_SOCKETS_MAX, TOE_STRAYS_MAX,
+    TOE_WANTED_MAX,
+};
 use crate::wire::vsock::{Header, Op};
 
+/// Connections of which a guest that comes back is to hear that they are over.
+const LEFT_MAX: usize = TOE_SOCKETS_MAX + TOE_CONTROLS_MAX + TOE_STRAYS_MAX;
 /// Requests that a control connection may send ahead.
 const AHEAD: u64 = 16 * LEN as u64;
 
@@ -250,13 +255,15 @@ impl Guest {
         self.resets.insert(ports);
     }
 
-    /// It goes: its sockets, and what its kernel hears of them if it comes back.
+    /// It goes: its sockets, and what its kernel hears of them if it comes back. Whatever is more
+    /// than a guest can have at a time is left out: it hears so when it speaks of it.
     pub(super) fn leave(self) -> (Vec<SocketId>, Left) {
         let controls = self.controls.keys().map(|port| Ports { guest: *port, host: PORT });
         // It was not told yet that these are for no connection, or are over.
         let strays = self.strays.iter().map(|it| Ports { guest: it.dst_port, host: it.src_port });
         let untold = strays.chain(self.resets.iter().copied());
-        let connections = self.ports.keys().copied().chain(controls).chain(untold).collect();
+        let all = self.ports.keys().copied().chain(controls).chain(untold);
+        let connections = all.take(LEFT_MAX).collect();
         (self.ports.into_values().collect(), Left { connections, past: self.past })
     }
 

@@ -157,11 +157,19 @@ impl KeptBytes {
     }
 
     /// Connections that rings have had no buffers for, for so long, with bytes of this sender.
-    pub(super) fn stuck(&self, from: usize, before: Instant) -> Vec<(ShadowId, Side)> {
+    /// `is_delayed`: whatever a device could take waits for its rate.
+    pub(super) fn stuck(
+        &self,
+        from: usize,
+        before: Instant,
+        is_delayed: impl Fn(usize) -> bool,
+    ) -> Vec<(ShadowId, Side)> {
         let is_old = |it: &Waiting| it.parts.front().is_some_and(|(since, _)| *since <= before);
-        let all = self.sockets.values();
-        let stuck = all.filter(|it| it.of.from == from && is_bulk(it.len) && is_old(it));
-        stuck.map(|waiting| waiting.of.name).collect()
+        let may = |socket, to| self.ready.get(&to).is_some_and(|all| all.contains(socket));
+        let all = self.sockets.iter();
+        let old = all.filter(|(_, it)| it.of.from == from && is_bulk(it.len) && is_old(it));
+        let stuck = old.filter(|(socket, it)| !(may(*socket, it.of.to) && is_delayed(it.of.to)));
+        stuck.map(|(_, waiting)| waiting.of.name).collect()
     }
 
     /// For so long nobody was served, and so nobody can have taken anything.
@@ -336,8 +344,12 @@ mod tests {
             assert!(all.of_sender(0) <= TOE_KEPT_MAX + 65_536);
             let newcomer = senders + 1;
             assert!(!all.is_full(newcomer, false));
-            assert_eq!(all.stuck(0, NOW).len(), 1);
-            assert!(all.stuck(0, NOW - Duration::from_secs(1)).is_empty());
+            let before = NOW - Duration::from_secs(1);
+            assert_eq!(all.stuck(0, NOW, |_| false).len(), 1);
+            assert!(all.stuck(0, before, |_| false).is_empty());
+            assert!(all.stuck(0, NOW, |to| to == 1000).is_empty(), "its rate is waited for");
+            all.rest(1000, sockets[0]);
+            assert_eq!(all.stuck(0, NOW, |to| to == 1000).len(), 1, "it takes nothing");
             all.forget(sockets[0]);
             assert_eq!((all.of_sender(0), all.is_full(0, true)), (0, false));
         }
@@ -353,7 +365,7 @@ mod tests {
             n += 1;
         }
         assert!(all.of_sender(7) < TOE_PARTIAL_MAX + part);
-        assert!(!all.is_full(7, true) && all.stuck(7, NOW).is_empty());
+        assert!(!all.is_full(7, true) && all.stuck(7, NOW, |_| false).is_empty());
         // Two parts are one packet.
         all.add(NOW, sockets[0], kept(7), vec![1; 4096]);
         assert_eq!(all.front(sockets[0], part + 1)[part], 1);

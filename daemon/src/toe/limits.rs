@@ -20,7 +20,11 @@
 //! socket ([`super::shares`]), as at a socket to another host, and nothing more while anything of
 //! it is kept: its ring is not stopped by what is kept for one slow receiver. Such a share is what
 //! the receiver may be sent in [`SHARE_TIME`] at most, so that many senders do not take all that
-//! may be kept of everybody.
+//! may be kept of everybody. A socket that has not sent yet is shown a page.
+//!
+//! A limit that is set later finds sockets that were shown more. If they fill what may be kept of
+//! their sender, its ring stands for as long as the rate takes to carry half of that. No connection
+//! is reset for it: its bytes wait for the rate, and the guest takes them.
 
 use nightporter_core::congestion::pacer::{Gain, Pacer};
 use nightporter_core::engine::Direction;
@@ -46,8 +50,10 @@ pub(super) struct Limits {
     share_max: u64,
     /// It stands in the list of those that wait.
     waits: [bool; 2],
-    /// Streams of other hosts have the next turn.
+    /// Streams of other hosts have this turn.
     streams_first: bool,
+    /// They had the last turn in which something could go.
+    streams_were_last: bool,
 }
 
 impl Limits {
@@ -66,6 +72,18 @@ impl Limits {
         self.streams_first
     }
 
+    /// Whether bytes for the guest wait for its rate, and not for the guest.
+    pub(super) fn delays(&self, now: Instant) -> bool {
+        self.streams_first || self.is_spent(now, Direction::ToGuest)
+    }
+
+    /// Bytes of a stream of another host that may go to the guest at once. Whatever is kept for it
+    /// goes a packet at a time, and has as much in its turn.
+    pub(super) fn most_at_once(&self, now: Instant) -> usize {
+        let Some(bucket) = self.buckets[Direction::ToGuest as usize] else { return usize::MAX };
+        usize::try_from(bucket.available(now).max(LEAST)).unwrap_or(usize::MAX)
+    }
+
     /// A packet with so many bytes of payload has gone that way.
     pub(super) fn charge(&mut self, now: Instant, way: Direction, payload: usize) {
         if let Some(bucket) = &mut self.buckets[way as usize] {
@@ -75,9 +93,14 @@ impl Limits {
 
     /// Something may go to the guest: whose turn it is, what is kept for it or streams.
     pub(super) fn choose(&mut self, now: Instant, has_streams: bool) {
+        if self.is_spent(now, Direction::ToGuest) {
+            // Nobody has this turn. Who has the next one does not change.
+            self.streams_first = false;
+            return;
+        }
         let may = has_streams && self.has(Direction::ToGuest);
-        let may = may && !self.is_spent(now, Direction::ToGuest);
-        self.streams_first = may && !self.streams_first;
+        self.streams_first = may && !self.streams_were_last;
+        self.streams_were_last = self.streams_first;
     }
 
     fn set(&mut self, now: Instant, way: Direction, bytes_per_s: Option<u64>) {
@@ -189,9 +212,45 @@ impl Toe {
         }
         if !kept.has(other) {
             let of_all = kept.of_sender(at);
-            let (each, first) = (device.shares.each(of_all), device.shares.first(of_all));
-            let share = if *last > 0 { each } else { first };
-            host.limit_room(now, socket, share.min(most));
+            let each = device.shares.each(of_all);
+            // Of those that have not sent many may do so at once, whatever the rate is.
+            let share = if *last > 0 { each.min(most) } else { LEAST };
+            host.limit_room(now, socket, share);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_at_a_guest_has_the_next_turn_also_if_others_have_spent_its_rate() {
+        let (mut limits, mut now) = (Limits::default(), Instant::from_secs(1000));
+        limits.set(now, Direction::ToGuest, Some(1_000_000));
+        let mut turns = Vec::new();
+        for _ in 0..4 {
+            limits.choose(now, true);
+            turns.push(limits.streams_first());
+            limits.charge(now, Direction::ToGuest, 64 << 10);
+            limits.choose(now, true);
+            assert!(!limits.streams_first() && limits.delays(now), "it is nobody's turn");
+            now = now + SECOND;
+        }
+        assert_eq!(turns, [true, false, true, false]);
+        limits.choose(now, false);
+        assert!(!limits.streams_first() && !limits.delays(now));
+    }
+
+    #[test]
+    fn a_stream_is_read_as_far_as_the_rate_allows_and_a_page_at_least() {
+        let (mut limits, now) = (Limits::default(), Instant::from_secs(1000));
+        assert_eq!(limits.most_at_once(now), usize::MAX);
+        limits.set(now, Direction::ToGuest, Some(1_000_000));
+        assert_eq!(limits.most_at_once(now), 4096);
+        limits.set(now, Direction::ToGuest, Some(20_000_000));
+        assert_eq!(limits.most_at_once(now), 20_000);
+        limits.charge(now, Direction::ToGuest, 9_956);
+        assert_eq!(limits.most_at_once(now), 10_000);
     }
 }

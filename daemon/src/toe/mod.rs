@@ -328,7 +328,9 @@ impl Toe {
             }
             (packets, bytes) = (packets + 1 + asks(&header), bytes + payload);
             device.stats.packets_from_guest += 1;
-            device.limits.charge(now, Direction::FromGuest, payload);
+            // Of a chain that is longer than its packet no more is carried.
+            let carried = payload.min(header.len as usize);
+            device.limits.charge(now, Direction::FromGuest, carried);
             let mut read = |out: &mut [u8]| device.port.read_payload(0, out);
             let handled = host.handle_packet(now, vm(at), &header, payload, &mut read, rules);
             match handled {
@@ -442,6 +444,10 @@ impl Toe {
         while let Some(at) = self.touched.pop() {
             let stalls = self.stalled.iter().any(|(stalled, _)| *stalled == at);
             let reads = !stalls && !self.host.owes_answers(vm(at));
+            let Some(device) = self.device_mut(at) else { continue };
+            if device.blocked == Some(Blocked::Turn) {
+                self.is_limited(now, at, Direction::ToGuest); // the rate may be spent since
+            }
             let Some(device) = self.device_mut(at) else { continue };
             device.is_touched = false;
             let (has_more, is_up) = (device.flush(now), device.is_up);

@@ -91,6 +91,7 @@ impl Toe {
     /// Other overlays. Connections of VMs that are in another network by that end.
     pub(crate) fn set_overlays(&mut self, now: Instant, overlays: Overlays) {
         for VmId(at) in self.rules.set_overlays(overlays) {
+            self.host.end_closed(VmId(at));
             self.lose_guest(now, at as usize);
             let port = u16::try_from(at).expect("a port's number");
             self.look_at_link(now, nightporter_core::port::PortId(port));
@@ -252,12 +253,17 @@ impl Toe {
         }
     }
 
-    /// What waits in it is nobody's any more.
+    /// What waits in it is nobody's any more, and for nobody.
     fn uncharge(&mut self, id: StreamId) {
         let Some(stream) = self.streams.get_mut(id) else { return };
         let before = std::mem::take(&mut stream.charged);
         if let Some(carried) = stream.carried {
             self.kept.charge(carried.device, before, 0);
+            if stream.waits == Some(Waits::Ring)
+                && let Some(device) = self.devices[carried.device].as_mut()
+            {
+                device.streams.retain(|waiting| *waiting != id);
+            }
         }
     }
 
@@ -554,7 +560,8 @@ impl Toe {
             return Filled::None;
         }
         let credit = |packets| host.room_in(carried.socket, packets);
-        let room = if has_place { device.rooms(left as usize, credit) } else { None };
+        let most = (left as usize).min(device.limits.most_at_once(now));
+        let room = if has_place { device.rooms(most, credit) } else { None };
         let Some(room) = room else {
             stream.waits = Some(Waits::Ring);
             device.streams.push_back(id);

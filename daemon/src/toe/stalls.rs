@@ -39,7 +39,11 @@ impl Toe {
             let (at, look) = self.stalled[i];
             if look <= now {
                 self.stalled[i].1 = now + T_STALL_AGAIN;
-                for name in self.kept.stuck(at, now - T_STALL) {
+                let Self { kept, devices, .. } = self;
+                let is_delayed = |to: usize| {
+                    devices[to].as_ref().is_some_and(|device| device.limits.delays(now))
+                };
+                for name in kept.stuck(at, now - T_STALL, is_delayed) {
                     self.reset(now, name);
                 }
                 for stream in self.streams.stuck(at, now - T_STALL) {

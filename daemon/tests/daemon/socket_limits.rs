@@ -6,8 +6,10 @@ use std::time::Instant as Clock;
 
 use nightporter_api::{Change, Direction as Way, Reply, Request};
 use nightporter_core::engine::Direction;
+use nightporter_core::limits::TOE_KEPT_MAX;
 use nightporter_core::port::PortId;
 use nightporter_core::time::Duration;
+use nightporter_core::wire::vsock::Op;
 
 use crate::fabric::{SERVER, configure};
 use crate::host::{Dir, Host};
@@ -97,6 +99,41 @@ fn flood_16_sockets_of_a_vm_are_sent_no_more_than_its_limit_and_their_senders_se
 }
 
 #[test]
+fn flood_16_a_limit_that_comes_later_resets_no_socket_whose_bytes_wait_for_it() {
+    let (_dir, daemon, mut guests) = start(2);
+    let [a, b] = &mut guests[..] else { unreachable!("two") };
+    listen(b, SERVER);
+    let pairs: Vec<_> = (0..100).map(|_| connect(a, b, SERVER)).collect();
+    // They were shown more room than the host keeps of one sender.
+    limit(&daemon, 1, Direction::ToGuest, Some(BYTES_PER_S));
+    let sent = bytes(8, 250_000);
+    pairs.iter().for_each(|(at_a, _)| a.write(*at_a, &sent));
+    let begin = daemon.borrow().now;
+    let most = Cell::new(0);
+    run(&daemon, &mut guests, begin + Duration::from_secs(30), |daemon, guests| {
+        most.set(most.get().max(kept(daemon, 0)));
+        assert!(pairs.iter().all(|(at_a, _)| !guests[0].socket(*at_a).is_reset));
+    });
+    assert!(most.get() > TOE_KEPT_MAX as u64, "its ring has not stood: {}", most.get());
+    assert!(pairs.iter().all(|(_, at_b)| guests[1].socket(*at_b).got == sent));
+}
+
+#[test]
+fn flood_16_a_packet_counts_as_long_as_it_says_and_not_as_its_chain() {
+    let (_dir, daemon, mut guests) = start(2);
+    let [a, b] = &mut guests[..] else { unreachable!("two") };
+    listen(b, SERVER);
+    let (at_a, at_b) = connect(a, b, SERVER);
+    limit(&daemon, 0, Direction::FromGuest, Some(BYTES_PER_S));
+    let header = a.header(at_a, Op::CreditUpdate);
+    assert!((0..20).all(|_| a.send(&header, &[0; 60_000])));
+    a.write(at_a, b"soon");
+    let begin = daemon.borrow().now;
+    run(&daemon, &mut guests, begin, |_, _| {});
+    assert!(guests[1].socket(at_b).got == b"soon");
+}
+
+#[test]
 fn flood_16_limits_of_the_configuration_and_of_commands_are_those_of_sockets() {
     let dir = Dir::new();
     let vm = |name, ip, more| dir.vm(name, &format!("ips = [\"10.0.0.{ip}\"]\ntoe = true\n{more}"));
@@ -130,29 +167,37 @@ fn flood_16_sockets_of_another_host_wait_in_their_streams_for_a_limit_and_others
     let names = two_hosts();
     let (one_dir, two_dir) = (Dir::new(), Dir::new());
     let _one = names.0.start(&one_dir, &configure(&one_dir, 1, "", &[("a", 1, "")]));
-    let limited = [("b", 2, "rate_limit_to_guest_mbit_s = 8"), ("c", 3, "")];
+    let limited = [("b", 2, "rate_limit_to_guest_mbit_s = 8"), ("c", 3, ""), ("d", 4, "")];
     let _two = names.1.start(&two_dir, &configure(&two_dir, 2, "", &limited));
     let mut a = boot(&one_dir, "a");
-    let (mut b, mut c) = (boot(&two_dir, "b"), boot(&two_dir, "c"));
+    let [mut b, mut c, mut d] = ["b", "c", "d"].map(|name| boot(&two_dir, name));
     listen(&mut b, SERVER);
     listen(&mut c, "10.0.0.3:80");
     let pairs: Vec<_> = (0..3).map(|_| connect(&mut a, &mut b, SERVER)).collect();
     let (to_c, at_c) = connect(&mut a, &mut c, "10.0.0.3:80");
+    let (near, of_near) = connect(&mut d, &mut b, SERVER);
     let (sent, quick) = (bytes(6, 300_000), bytes(7, 3_000_000));
     let begin = Clock::now();
     pairs.iter().for_each(|(at_a, _)| a.write(*at_a, &sent));
+    d.write(near, &sent);
     a.write(to_c, &quick);
-    let mut before = None;
-    until(&mut [&mut a, &mut b, &mut c], "all is there", |g| {
+    let (mut before, mut beside) = (None, None);
+    until(&mut [&mut a, &mut b, &mut c, &mut d], "all is there", |g| {
         let got: usize = pairs.iter().map(|(_, at_b)| g[1].socket(*at_b).got.len()).sum();
         let may = usize::try_from(begin.elapsed().as_millis() + 1).unwrap() * 1000 + AHEAD;
-        assert!(got <= may, "{got} bytes where {may} may be");
+        let of_d = g[1].socket(of_near).got.len();
+        assert!(got + of_d <= may, "{got} and {of_d} bytes where {may} may be");
         if g[2].socket(at_c).got.len() == quick.len() {
             before.get_or_insert(got);
         }
-        got == 3 * sent.len() && before.is_some()
+        if got == 3 * sent.len() {
+            beside.get_or_insert(of_d);
+        }
+        before.is_some() && beside.is_some() && of_d == sent.len()
     });
+    // The one of its own host has had turns as well.
+    assert!(beside.unwrap() >= 50_000, "{beside:?}");
     assert!(before.unwrap() < 3 * sent.len(), "the others were waited for");
     assert!(pairs.iter().all(|(_, at_b)| b.socket(*at_b).got == sent));
-    assert!(c.socket(at_c).got == quick);
+    assert!(c.socket(at_c).got == quick && b.socket(of_near).got == sent);
 }

@@ -199,13 +199,19 @@ impl SocketGuest {
         self.offer(u64::from(QUEUE_SIZE) - self.offered.len() as u64);
     }
 
-    /// Sends a packet. `false`: all places are taken.
-    pub(crate) fn send(&mut self, header: &Header, payload: &[u8]) -> bool {
+    /// Whether there is a place for a packet that it sends.
+    fn has_place(&mut self) -> bool {
         let ring = &mut self.rings[1];
         ring.used();
-        if ring.avail_idx.wrapping_sub(ring.used_idx) >= u16::try_from(TX_COUNT).unwrap() {
+        ring.avail_idx.wrapping_sub(ring.used_idx) < u16::try_from(TX_COUNT).unwrap()
+    }
+
+    /// Sends a packet. `false`: all places are taken.
+    pub(crate) fn send(&mut self, header: &Header, payload: &[u8]) -> bool {
+        if !self.has_place() {
             return false;
         }
+        let ring = &mut self.rings[1];
         let at = TX_BUFFERS + self.sent % TX_COUNT * TX_LEN;
         self.sent += 1;
         self.ram.write(at, &[&header.emit()[..], payload].concat());
@@ -339,12 +345,11 @@ impl SocketGuest {
         if tells {
             self.say(ports, Op::CreditUpdate, 0);
         }
-        let socket = &self.sockets[&ports];
-        let len = len.min(socket.room());
-        if len == 0 || !self.replies.is_empty() {
+        let len = len.min(self.sockets[&ports].room());
+        if len == 0 || !self.replies.is_empty() || !self.has_place() {
             return tells;
         }
-        let payload: Vec<u8> = socket.to_send.iter().take(len).copied().collect();
+        let payload: Vec<u8> = self.sockets[&ports].to_send.iter().take(len).copied().collect();
         let header = self.header(ports, Op::Data);
         let header = Header { len: u32::try_from(len).unwrap(), ..header };
         if !self.send(&header, &payload) {

@@ -1,8 +1,8 @@
 use super::*;
 use crate::common::Random;
 use crate::limits::{
-    T_TOE_PROBE, T_TOE_SILENCE, TOE_LISTENERS_MAX, TOE_PACKET_COST, TOE_SOCKETS_PER_STEP,
-    TOE_STRAYS_MAX, TOE_WANTED_MAX,
+    T_TOE_PROBE, T_TOE_SILENCE, TOE_CONTROLS_MAX, TOE_LISTENERS_MAX, TOE_PACKET_COST,
+    TOE_SOCKETS_PER_STEP, TOE_STRAYS_MAX, TOE_WANTED_MAX,
 };
 use crate::toe::control::{LEN, Program};
 use crate::toe::guest::GuestConfig;
@@ -619,6 +619,34 @@ fn vtoe_06_a_guest_that_was_stopped_and_goes_on_hears_that_its_sockets_are_gone(
         w.listens("0.0.0.0:80");
         assert_ne!(w.connects(1025, "10.0.0.2:80"), b, "a port of the host that was used lately");
     }
+}
+
+#[test]
+fn vtoe_10_a_guest_that_comes_and_goes_leaves_no_more_behind_than_it_may_have() {
+    let mut w = World::new();
+    let most = TOE_SOCKETS_MAX + TOE_CONTROLS_MAX + TOE_STRAYS_MAX;
+    let mut said = 5000;
+    while said < 5000 + 2 * u32::try_from(most).expect("few") {
+        let config = w.host.remove_guest(NOW, A).expect("it was there");
+        w.collect();
+        w.full[A.0 as usize] = true;
+        assert!(w.host.add_guest(A, config, true).is_empty());
+        for _ in 0..TOE_CONTROLS_MAX {
+            let _ = w.says(A, Op::Request, (said, control::PORT), |_| {});
+            said += 1;
+        }
+    }
+    let config = w.host.remove_guest(NOW, A).expect("it was there");
+    w.collect();
+    assert!(w.host.add_guest(A, config, true).is_empty());
+    w.has_room(A);
+    let heard = resets(&mut w, A);
+    assert_eq!(heard.len(), most);
+    assert!(heard.contains(&(said - 1, control::PORT)), "the last come first");
+    let mut all = (5000..said).map(|port| (port, control::PORT));
+    let unheard = all.find(|ports| !heard.contains(ports)).expect("there were more");
+    assert_eq!(w.says(A, Op::Data, unheard, |_| {}), Handled::Done);
+    assert_eq!(resets(&mut w, A), [unheard], "it hears so when it speaks of it");
 }
 
 #[test]
