@@ -102,6 +102,16 @@ pub struct Complaints {
     pub remote_acks_skipped: u64,
 }
 
+impl Complaints {
+    /// Whether there is more that no good citizen makes rise. What a guest sends again is not: it
+    /// may probe whenever it has lost its core.
+    #[must_use]
+    pub fn rose_since(&self, before: &Self) -> bool {
+        let of = |it: &Self| [it.guest_timeouts, it.remote_paws, it.remote_acks_skipped];
+        of(self) != of(before)
+    }
+}
+
 impl World {
     /// What the TCPs of a guest and of the remote have found wrong so far.
     ///
