@@ -415,9 +415,9 @@ fn ping(remote: &Remote, host: Ipv4Addr, pings: usize) -> Result<Duration> {
     })
 }
 
-/// Bits per second of TCP payload, of the second half of what takes half a second, or is 64 MB. If
-/// that half was faster than the line, the line was late in the first half, for it shares a core
-/// with the sender, and has caught up: then of all.
+/// Bits per second of TCP payload, in the second half of a transfer of half a second, or of 64 MB.
+/// The line shares a core with the sender, so it may be late in the first half and catch up in the
+/// second. If the second half was faster than the line, the result is the rate of the whole.
 fn throughput(rate: u64, remote: &Remote, host: Ipv4Addr) -> Result<f64> {
     let half = usize::try_from(rate / 8 / 4)?.min(32_000_000);
     let listener = TcpListener::bind((host, PORT))?;

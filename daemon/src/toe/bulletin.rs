@@ -1,9 +1,9 @@
-//! When others are told that a guest listens at other ports than before.
+//! How often the registry's entry of a VM is written again because the VM's listeners have changed.
 //!
-//! They are told for people's sake (the registry's entry of the VM), and each time it is written
-//! where all hosts hear of it, and where it is history until somebody compacts that. So a guest
-//! whose listeners change all the time must not have each change written: what changes within
-//! [`MERGED_FOR`] is told together, up to [`BURST`] times in a row, and then once per [`REFILL`].
+//! Only operators read the listeners in that entry. Each write reaches all hosts, and etcd keeps
+//! the old value until it is compacted. So the writes of one VM are limited: changes within
+//! [`MERGED_FOR`] are one write, [`BURST`] writes may follow each other, and then there is one per
+//! [`REFILL`].
 
 use std::collections::{BTreeMap, BTreeSet};
 

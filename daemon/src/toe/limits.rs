@@ -4,27 +4,27 @@
 //! VM's frames have buckets of their own with the same rates (`engine/rates.rs` of the core): some
 //! frames are dropped above the rate, and no byte of a socket may be.
 //!
-//! # What waits
+//! # Waiting
 //!
-//! - **From the guest**: its ring is not read while it is ahead of its rate. What the guest says of
-//!   its sockets is in the same ring, so it waits as well.
+//! - **From the guest**: the device does not read the guest's ring while the guest is ahead of its
+//!   rate. Packets about the state of sockets are in the same ring, so they wait as well.
 //! - **To the guest**: payload of guests of this host is kept ([`super::kept`]), and payload of
-//!   other hosts stays in its stream. Both take turns, a packet or a fill each. What the guest is
-//!   to hear of its sockets' state costs nothing and does not wait.
+//!   other hosts stays in its stream. The two take turns, one packet or one fill each. Packets
+//!   about the state of sockets do not count and do not wait.
 //!
-//! A timer ends the wait, and nothing else asks in the meantime.
+//! A timer ends the wait.
 //!
-//! # Who sends to a guest with a limit
+//! # Senders to a guest with a limit
 //!
-//! must be able to send to others. So a sender of this host is shown its share of room at such a
-//! socket ([`super::shares`]), as at a socket to another host, and nothing more while anything of
-//! it is kept: its ring is not stopped by what is kept for one slow receiver. Such a share is what
-//! the receiver may be sent in [`SHARE_TIME`] at most, so that many senders do not take all that
-//! may be kept of everybody. A socket that has not sent yet is shown a page.
+//! A guest with a limit must not stop its senders' other sockets. So a sender of this host is
+//! shown its share of room at such a socket ([`super::shares`]), as at a socket to another host,
+//! and no more room while anything of that socket is kept. A share is at most what the receiver's
+//! rate carries in [`SHARE_TIME`], so that many senders do not use up the memory for kept payload.
+//! A socket that has not sent yet is shown one page.
 //!
-//! A limit that is set later finds sockets that were shown more. If they fill what may be kept of
-//! their sender, its ring stands for as long as the rate takes to carry half of that. No connection
-//! is reset for it: its bytes wait for the rate, and the guest takes them.
+//! If a limit is set later, sockets may have been shown more room. If they fill the memory for kept
+//! payload of their sender, the sender's ring waits until the rate has carried half of it. No
+//! connection is reset for that: the receiver takes its bytes, only slowly.
 
 use nightporter_core::congestion::pacer::{Gain, Pacer};
 use nightporter_core::engine::Direction;
@@ -94,7 +94,7 @@ impl Limits {
     /// Something may go to the guest: whose turn it is, what is kept for it or streams.
     pub(super) fn choose(&mut self, now: Instant, has_streams: bool) {
         if self.is_spent(now, Direction::ToGuest) {
-            // Nobody has this turn. Who has the next one does not change.
+            // Neither has this turn, and the order of turns stays.
             self.streams_first = false;
             return;
         }
