@@ -351,7 +351,7 @@ pub const TOE_INCARNATIONS_MAX: usize = 4;
 /// Ends that are over and may be asked for `Taken` again: 64 bytes each are 1 MiB.
 pub const TOE_OVER_MAX: usize = 16_384;
 /// Sockets of a guest, including those that it has closed and that still have data to deliver: 4096
-/// of half a KiB are 2 MiB. Beyond that a new one takes the place of the one that was closed first.
+/// of half a KiB are 2 MiB. Beyond that its connections use guest TCP.
 pub const TOE_SOCKETS_MAX: usize = 4096;
 /// So many sockets of a guest that is gone are reset in a turn.
 pub const TOE_SOCKETS_PER_STEP: usize = 256;

@@ -400,7 +400,7 @@ impl Host {
         let wanted = is_toe.then(|| guest.take_wanted(header.src_port)).flatten();
         let Some(Wanted { host, request, .. }) = wanted else { return self.stray(vm, header) };
         let cid = guest.config.cid;
-        if !self.make_place(now, vm) {
+        if self.free_places(vm) == 0 {
             let ports = Ports { guest: header.src_port, host: header.dst_port };
             let guest = self.guests.get_mut(&vm).expect("it is there");
             guest.forget(ports, Code::Native, request);
@@ -410,8 +410,8 @@ impl Host {
         self.insert(vm, host, joint, request, request.from.ip());
     }
 
-    /// A guest is offered a connection. Whoever opens has no more places of its table than are free
-    /// for others, so that a newcomer finds one.
+    /// A guest is offered a connection. An opener has no more places of the guest's table than are
+    /// free for others, so that a newcomer finds one.
     fn offer(
         &mut self,
         now: Instant,
@@ -421,34 +421,24 @@ impl Host {
     ) -> Result<(), Errno> {
         let there = self.addresses.get(&(request.network, request.to.ip()));
         let vm = *there.ok_or(Errno::NotByToe)?;
+        let free = self.free_places(vm);
         let guest = self.guests.get_mut(&vm).expect("whose address it is");
         let port = guest.listener(request.to).ok_or(Errno::NotByToe)?;
-        let free = TOE_SOCKETS_MAX.saturating_sub(guest.ports.len() + guest.resets());
         let opener = Opener { vm, host: from, ip: opener };
         if self.sockets.opened_by(opener) >= free {
             return Err(Errno::NotByToe);
         }
         let (cid, ports) = (guest.config.cid, guest.host_port(port, &mut self.next_port));
-        if !self.make_place(now, vm) {
-            return Err(Errno::NotByToe);
-        }
         let joint = Joint::offer(now, cid, ports, name, edge);
         self.insert(vm, from, joint, *request, opener.ip);
         Ok(())
     }
 
-    /// A guest is to have a socket more. If it has as many as it may, one that it has closed and
-    /// that waits for another guest is given up: the one that was closed first.
-    fn make_place(&mut self, now: Instant, vm: VmId) -> bool {
+    /// Sockets that a guest may still have. One that the guest has closed keeps its place until both
+    /// streams are delivered or its time is over: whoever needs a place does not end it.
+    fn free_places(&self, vm: VmId) -> usize {
         let resets = self.guests.get(&vm).map_or(0, Guest::resets);
-        if self.sockets.count(vm) + resets < TOE_SOCKETS_MAX {
-            return true;
-        }
-        let Some(id) = self.sockets.pop_orphan(vm) else { return false };
-        let socket = self.sockets.get_mut(id).expect("orphans are there");
-        socket.joint.handle_guest_loss(now);
-        self.look_again(id);
-        true
+        TOE_SOCKETS_MAX.saturating_sub(self.sockets.count(vm) + resets)
     }
 
     fn insert(&mut self, vm: VmId, host: HostId, joint: Joint, request: Request, opener: IpAddr) {
@@ -521,8 +511,9 @@ impl Host {
             self.look_again(id);
             return Answer { addresses, state: Some(state), ..Answer::of(asked, code) };
         }
-        let places = self.sockets.count(vm) + guest.wanted() + guest.resets();
-        let full = places >= TOE_SOCKETS_MAX && self.sockets.first_orphan(vm).is_none();
+        let wanted = guest.wanted();
+        let full = self.free_places(vm) <= wanted;
+        let guest = self.guests.get_mut(&vm).expect("it is there");
         guest.answer(port, asked, |program, request| {
             if full { Way::Native } else { policy.connect(vm, program, request) }
         })

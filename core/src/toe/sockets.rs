@@ -92,7 +92,7 @@ pub(super) struct Sockets {
     free: Vec<u32>,
     /// How many each guest has.
     counts: BTreeMap<VmId, usize>,
-    /// Of those that its kernel knows, how many others have opened.
+    /// How many others have opened, also those that its kernel has forgotten.
     opened: BTreeMap<Opener, usize>,
     timers: BTreeSet<(Instant, SocketId)>,
     /// Orphans of each guest, in the order in which they were closed.
@@ -140,26 +140,28 @@ impl Sockets {
         if *count == 0 {
             self.counts.remove(&socket.vm);
         }
+        if let Some(opener) = socket.opener() {
+            self.forget_opened(opener);
+        }
         Some(socket)
     }
 
     /// Its guest's kernel does not know it any more; whether it did.
     pub(super) fn unlist(&mut self, id: SocketId) -> bool {
         let Some(socket) = self.get_mut(id) else { return false };
-        if !std::mem::replace(&mut socket.is_listed, false) {
-            return false;
-        }
-        if let Some(opener) = socket.opener() {
-            let count = self.opened.get_mut(&opener).expect("it was counted");
-            *count -= 1;
-            if *count == 0 {
-                self.opened.remove(&opener);
-            }
-        }
-        true
+        std::mem::replace(&mut socket.is_listed, false)
     }
 
-    /// How many connections to a guest somebody has open.
+    /// A connection that somebody has opened is gone.
+    fn forget_opened(&mut self, opener: Opener) {
+        let count = self.opened.get_mut(&opener).expect("it was counted");
+        *count -= 1;
+        if *count == 0 {
+            self.opened.remove(&opener);
+        }
+    }
+
+    /// How many places of a guest somebody's connections have.
     pub(super) fn opened_by(&self, opener: Opener) -> usize {
         self.opened.get(&opener).copied().unwrap_or(0)
     }
@@ -172,18 +174,6 @@ impl Sockets {
         let vm = socket.vm;
         self.orphans.insert((vm, order), id);
         self.next_orphan += 1;
-    }
-
-    /// Of those that a guest has closed the first. It is not listed any more.
-    pub(super) fn pop_orphan(&mut self, vm: VmId) -> Option<SocketId> {
-        let id = self.first_orphan(vm)?;
-        self.forget_orphan(id);
-        Some(id)
-    }
-
-    /// Of those that a guest has closed the first.
-    pub(super) fn first_orphan(&self, vm: VmId) -> Option<SocketId> {
-        self.orphans.range((vm, 0)..=(vm, u64::MAX)).next().map(|(_, id)| *id)
     }
 
     /// All that a guest has closed.

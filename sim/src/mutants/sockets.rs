@@ -158,10 +158,6 @@ mutations! { SOCKETS:
     "[[*self.addresses.entry((config.network, *ip)).or_insert(vm)]] == vm"
     => "self.addresses.insert((config.network, *ip), vm).map_or(vm, |_| vm)";
 
-    "closed sockets give no place to new ones", "VTOE-10", "make_place",
-    "let Some(id) = [[self.sockets.pop_orphan(vm)]] else { return false };"
-    => "None";
-
     "an IPv6 listener that hears both does not hear IPv4", "VTOE-07", "listener",
     "listener.v4 || !as_v4"
     => "!as_v4";
@@ -266,11 +262,15 @@ mutations! { SOCKETS:
     "if [[self.sockets.opened_by(opener) >= free]] {"
     => "false";
 
-    "what was open counts for who opened it for ever", "VTOE-10", "unlist",
+    "what was open counts for who opened it for ever", "VTOE-10", "forget_opened",
     "*count -= 1;"
     => "";
 
-    "resets that a guest does not take are no sockets of it", "VTOE-10", "make_place",
-    "if [[self.sockets.count(vm) + resets < TOE_SOCKETS_MAX]] {"
-    => "self.sockets.count(vm) < TOE_SOCKETS_MAX";
+    "what a guest has closed has no place", "VTOE-10", "free_places",
+    "[[self.sockets.count(vm)]] + resets"
+    => "self.guests.get(&vm).map_or(0, |guest| guest.ports.len())";
+
+    "resets that a guest does not take are no sockets of it", "VTOE-10", "free_places",
+    "self.sockets.count(vm) + [[resets]]"
+    => "0 * resets";
 }
