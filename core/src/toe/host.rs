@@ -434,8 +434,8 @@ impl Host {
         Ok(())
     }
 
-    /// Sockets that a guest may still have. One that the guest has closed keeps its place until both
-    /// streams are delivered or its time is over: whoever needs a place does not end it.
+    /// Sockets that a guest may still have. One that the guest has closed keeps its place until its
+    /// two streams are delivered or its time is over: whoever needs a place does not end it.
     fn free_places(&self, vm: VmId) -> usize {
         let resets = self.guests.get(&vm).map_or(0, Guest::resets);
         TOE_SOCKETS_MAX.saturating_sub(self.sockets.count(vm) + resets)
