@@ -31,20 +31,24 @@ use crate::front_end::{self, EVENT_IDX, FrontEnd, RingAt};
 const CID: u64 = 3;
 /// Payload of a packet, either way.
 const PACKET: usize = 64 << 10;
+/// The smallest average payload of the packets of a transfer.
+const PACKET_LEAST: usize = 4 << 10;
 /// Chains to the device, of two buffers each, and from it, of one each.
 const CHAINS_TO_DEVICE: u16 = SIZE / 2;
 const CHAINS_FROM_DEVICE: u16 = SIZE / 2;
 /// The room of its sockets, and after how much it reports reading.
 const BUFFER: u32 = 4 << 20;
 const TOLD_AFTER: u32 = 256 << 10;
-/// The ring to the driver, the one from it, headers with short payloads to the device, what is
-/// sent, and buffers. A buffer may come back with as little as a third of a packet in it.
+/// The memory: both rings, headers with short payloads to the device, the bytes to send, and
+/// buffers. A buffer holds one packet until it is checked, and packets may be short (21 KB and less
+/// on average, when both sides send), so there are buffers for packets of 4 KiB. Only the pages that
+/// the device writes take memory.
 const HEADERS: usize = 2 * AREA;
 const HEADER_SLOT: usize = 128;
 const SENT: usize = HEADERS + HEADER_SLOT * CHAINS_TO_DEVICE as usize;
 const BUFFERS: usize = SENT + BYTES.1.next_multiple_of(4096);
 const BUFFER_LEN: usize = PACKET + HEADER_SLOT;
-const BUFFER_COUNT: usize = 3 * BYTES.1 / PACKET + CHAINS_FROM_DEVICE as usize;
+const BUFFER_COUNT: usize = BYTES.1 / PACKET_LEAST + CHAINS_FROM_DEVICE as usize;
 const MEMORY: usize = BUFFERS + BUFFER_LEN * BUFFER_COUNT;
 const _: () = assert!(LEN + control::LEN <= HEADER_SLOT);
 /// Nothing takes so long.
@@ -402,7 +406,7 @@ impl Driver {
 
     fn offer_buffers(&mut self) -> Result<()> {
         while self.to_driver.pending() < CHAINS_FROM_DEVICE {
-            let buffer = self.free.pop().context("the daemon hardly fills a driver's buffers")?;
+            let buffer = self.free.pop().context("the daemon's packets are too short")?;
             let place = (BUFFERS + buffer * BUFFER_LEN, LEN + PACKET);
             self.to_driver.offer(&self.memory, &[place], true);
             self.offered.push_back(buffer);
