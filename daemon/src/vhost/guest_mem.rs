@@ -484,34 +484,12 @@ mod tests {
 
     use super::*;
     use crate::timer::monotonic_now;
-
-    const COUNT: &str = "/proc/sys/vm/nr_hugepages";
-
-    /// Huge pages that this host has set aside, until the end of the test.
-    struct Reserved(u64);
-
-    impl Reserved {
-        fn new(more: u64) -> Option<Self> {
-            let count = || std::fs::read_to_string(COUNT).ok()?.trim().parse::<u64>().ok();
-            let before = Self(count()?);
-            std::fs::write(COUNT, (before.0 + more).to_string()).ok()?;
-            (count()? >= before.0 + more).then_some(before)
-        }
-    }
-
-    impl Drop for Reserved {
-        fn drop(&mut self) {
-            let _ = std::fs::write(COUNT, self.0.to_string());
-        }
-    }
+    use crate::vhost::huge_pages::HugePages;
 
     #[test]
     fn huge_pages_that_the_kernel_clears_are_work_of_the_turn_once() {
         const PAGES: u64 = 16;
-        let Some(_reserved) = Reserved::new(PAGES) else {
-            eprintln!("SKIPPED: this host sets no huge pages aside (root, vm.nr_hugepages)");
-            return;
-        };
+        let Some(_reserved) = HugePages::reserve(21, PAGES) else { return };
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
         let file = memfd_create("huge", flags).unwrap();
         let (guest, len) = (1 << 32, PAGES << 21);

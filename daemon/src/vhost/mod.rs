@@ -88,3 +88,7 @@ pub enum Event {
     /// A migrated guest is here now: broadcast a RARP from its MAC.
     Rarp([u8; 6]),
 }
+
+#[cfg(test)]
+#[path = "../../tests/hostile/huge_pages.rs"]
+mod huge_pages;

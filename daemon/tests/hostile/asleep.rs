@@ -23,6 +23,7 @@ use vhost::vhost_user::message::FrontendReq as Req;
 use crate::driver::{GUEST_BASE, Ram, USER_BASE};
 use crate::guest::{Guest, PLAIN, RAM_LEN};
 use crate::host::{Host, LIMIT};
+use crate::huge_pages::HugePages;
 use crate::sockets::SocketGuest;
 use crate::street::Street;
 use crate::world::{LINUX, World, mem_table, region};
@@ -160,39 +161,6 @@ fn who_makes_the_daemon_wait_by_one_device_loses_the_other_too() {
     }
 }
 
-/// Huge pages of `1 << shift` bytes that this host has set aside, until the end of a test.
-struct Reserved {
-    count: String,
-    before: u64,
-}
-
-impl Reserved {
-    /// So many more. `None`, which is said: there are none here.
-    fn new(shift: u32, more: u64) -> Option<Self> {
-        let kib = 1 << (shift - 10);
-        let count = format!("/sys/kernel/mm/hugepages/hugepages-{kib}kB/nr_hugepages");
-        let reserved = Self::try_new(count, more);
-        if reserved.is_none() {
-            eprintln!("SKIPPED: this host sets no huge pages of {kib} KiB aside");
-        }
-        reserved
-    }
-
-    fn try_new(count: String, more: u64) -> Option<Self> {
-        let read = |count: &str| std::fs::read_to_string(count).ok()?.trim().parse::<u64>().ok();
-        let reserved = Self { before: read(&count)?, count };
-        let wanted = reserved.before + more;
-        std::fs::write(&reserved.count, wanted.to_string()).ok()?;
-        (read(&reserved.count)? >= wanted).then_some(reserved)
-    }
-}
-
-impl Drop for Reserved {
-    fn drop(&mut self) {
-        let _ = std::fs::write(&self.count, self.before.to_string());
-    }
-}
-
 fn huge_file(size: MemfdFlags) -> OwnedFd {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
     memfd_create("huge", flags | size).unwrap()
@@ -200,7 +168,7 @@ fn huge_file(size: MemfdFlags) -> OwnedFd {
 
 #[test]
 fn pages_of_a_gibibyte_are_taken_only_if_they_are_there() {
-    let Some(_reserved) = Reserved::new(30, 1) else { return };
+    let Some(_reserved) = HugePages::reserve(30, 1) else { return };
     let mut world = World::connected(1);
     world.negotiate(LINUX);
     let file = huge_file(MemfdFlags::HUGE_1GB);
@@ -216,7 +184,7 @@ fn pages_of_a_gibibyte_are_taken_only_if_they_are_there() {
 #[test]
 fn a_guest_on_huge_pages_that_nobody_has_touched_has_its_frames_read() {
     const PAGES: u64 = 64;
-    let Some(_reserved) = Reserved::new(21, PAGES) else { return };
+    let Some(_reserved) = HugePages::reserve(21, PAGES) else { return };
     let mut street = Street::new("");
     let ram = Ram::of(huge_file(MemfdFlags::HUGE_2MB).into(), usize::try_from(RAM_LEN).unwrap());
     ftruncate(ram.fd(), PAGES << 21).unwrap();

@@ -20,6 +20,7 @@ mod guest;
 #[allow(dead_code)]
 #[path = "../daemon/host.rs"]
 mod host;
+mod huge_pages;
 mod killed;
 mod mallory;
 mod plugged;
