@@ -17,6 +17,7 @@ mod host_check;
 pub mod log;
 mod opener;
 mod owners;
+mod pace;
 pub mod port;
 mod resting;
 pub mod sandbox;

@@ -1,11 +1,9 @@
 //! How often the registry's entry of a VM is written again because the VM's listeners have changed.
 //!
-//! Only operators read the listeners in that entry. Each write reaches all hosts, and etcd keeps
-//! the old value until it is compacted. So the writes of one VM are limited: changes within
-//! [`MERGED_FOR`] are one write, [`BURST`] writes may follow each other, and then there is one per
-//! [`REFILL`].
+//! Only operators read the listeners in that entry. Changes within [`MERGED_FOR`] are one write,
+//! and the writes of one VM have a [`Pace`].
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use nightporter_core::port::PortId;
 use nightporter_core::time::{Duration, Instant};
@@ -13,59 +11,46 @@ use nightporter_core::toe::sockets::VmId;
 use nightporter_registry::Listeners;
 
 use super::{Toe, vm};
+use crate::pace::Pace;
 
 /// A program that starts has its listeners within this, as a rule; and nobody waits for the entry.
 const MERGED_FOR: Duration = Duration::from_secs(1);
-/// More programs than are started one after the other.
-const BURST: u64 = 8;
-/// 1,440 times a day.
-const REFILL: Duration = Duration::from_secs(60);
 
 /// See the module's doc.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Bulletin {
-    /// Of each VM that was told of: when it may be told of [`BURST`] times in a row again.
-    full: BTreeMap<VmId, Instant>,
-    /// VMs that are to be told of, and when.
-    waiting: BTreeMap<VmId, Instant>,
-    due: BTreeSet<(Instant, VmId)>,
+    /// VMs of which the registry is to be told.
+    pace: Pace<VmId>,
     changes: u64,
 }
 
 impl Bulletin {
+    pub(super) const fn new() -> Self {
+        Self { pace: Pace::new(MERGED_FOR), changes: 0 }
+    }
+
     /// The listeners of these have changed so often.
     fn note(&mut self, now: Instant, changed: BTreeMap<VmId, u64>) {
         for (vm, times) in changed {
             self.changes += times;
-            if self.waiting.contains_key(&vm) {
-                continue;
-            }
-            let full = self.full.get(&vm).copied().unwrap_or(Instant::ZERO);
-            let at = (now + MERGED_FOR).max(full - REFILL.saturating_mul(BURST - 1));
-            self.waiting.insert(vm, at);
-            self.due.insert((at, vm));
+            self.pace.note(now, vm);
         }
     }
 
     /// One that is to be told of now.
     fn pop_due(&mut self, now: Instant) -> Option<VmId> {
-        let (_, vm) = self.due.first().copied().filter(|(at, _)| *at <= now)?;
-        self.due.pop_first();
-        self.waiting.remove(&vm);
-        let full = self.full.entry(vm).or_default();
-        *full = now.max(*full) + REFILL;
-        Some(vm)
+        self.pace.poll_due(now, |_| true)
     }
 
     /// When the next is to be told of.
     fn poll_timeout(&self) -> Option<Instant> {
-        self.due.first().map(|(at, _)| *at)
+        self.pace.poll_timeout()
     }
 
     /// A VM's socket device is no more. If others are to be told of the VM, they still are: they
     /// know its old listeners.
     pub(super) fn forget(&mut self, vm: VmId) {
-        self.full.remove(&vm);
+        self.pace.forget(vm);
     }
 }
 
@@ -118,7 +103,7 @@ mod tests {
 
     #[test]
     fn who_listens_and_closes_in_a_loop_is_told_of_eight_times_and_then_once_a_minute() {
-        let mut bulletin = Bulletin::default();
+        let mut bulletin = Bulletin::new();
         let every = Duration::from_millis(1);
         let at = told(&mut bulletin, START, every, Duration::from_secs(300));
         assert_eq!(at, [1, 2, 3, 4, 5, 6, 7, 8, 61, 121, 181, 241]);
@@ -131,7 +116,7 @@ mod tests {
 
     #[test]
     fn one_change_is_told_of_a_second_later_with_those_behind_it_whatever_others_do() {
-        let mut bulletin = Bulletin::default();
+        let mut bulletin = Bulletin::new();
         told(&mut bulletin, START, Duration::from_millis(1), Duration::from_secs(290));
         let now = START + Duration::from_secs(290);
         let other = VmId(8);

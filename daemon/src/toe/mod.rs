@@ -124,7 +124,7 @@ impl Toe {
             narrow: BTreeMap::new(),
             late: Vec::new(),
             patient_until: Instant::ZERO,
-            bulletin: Bulletin::default(),
+            bulletin: Bulletin::new(),
         }
     }
 
