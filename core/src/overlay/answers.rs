@@ -16,6 +16,7 @@
 use core::net::IpAddr;
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::port::PortId;
 use crate::switch::Mac;
 use crate::wire::checksum::{Checksum, pseudo_header_v6};
 use crate::wire::packet::{Arp, Ip, IpAddr16, IpVersion, L4, Net, Packet};
@@ -38,8 +39,8 @@ const ADVERTISEMENT_LEN: u8 = 32;
 pub(super) struct Addresses {
     of: BTreeMap<Mac, Vec<IpAddr16>>,
     macs: BTreeSet<(IpAddr16, Mac)>,
-    /// Those of stations of this host.
-    here: BTreeSet<IpAddr16>,
+    /// Those of stations of this host, and the port of each: two ports may have the same one.
+    here: BTreeSet<(IpAddr16, PortId)>,
 }
 
 impl Addresses {
@@ -60,14 +61,25 @@ impl Addresses {
         }
     }
 
-    /// Stations of this host have these, and no others.
-    pub(super) fn set_here(&mut self, ips: impl Iterator<Item = IpAddr>) {
-        self.here = ips.map(IpAddr16::from).collect();
+    /// The station of this host behind `port` has these besides, or no longer.
+    pub(super) fn set_here(&mut self, port: PortId, ips: &[IpAddr], is_here: bool) {
+        for key in ips.iter().map(|&ip| (IpAddr16::from(ip), port)) {
+            if is_here {
+                self.here.insert(key);
+            } else {
+                self.here.remove(&key);
+            }
+        }
+    }
+
+    /// No station of this host has an address.
+    pub(super) fn forget_here(&mut self) {
+        self.here.clear();
     }
 
     /// The one station that has `ip`, if none of this host has it.
     fn find(&self, ip: IpAddr16) -> Option<Mac> {
-        if self.here.contains(&ip) {
+        if self.here.range((ip, PortId(0))..=(ip, PortId(u16::MAX))).next().is_some() {
             return None;
         }
         let mut macs = self.macs.range((ip, [0; 6])..=(ip, [0xff; 6])).map(|(_, mac)| *mac);
@@ -207,11 +219,16 @@ mod tests {
         let questions = [arp(ASKER, 1, [10, 0, 0, 1], V4), solicitation(NEAR_V6, V6)];
         let answered =
             |known: &Addresses| questions.each_ref().map(|frame| known.answer(frame).is_some());
-        known.set_here([V4.into(), [10, 0, 0, 1].into()].into_iter());
+        let (one, two) = (PortId(1), PortId(2));
+        let v4 = [V4.into(), [10, 0, 0, 1].into()];
+        known.set_here(one, &v4, true);
         assert_eq!(answered(&known), [false, true]);
-        known.set_here([V6.into()].into_iter());
+        known.set_here(two, &[V6.into(), V4.into()], true);
+        known.set_here(one, &v4, false);
+        assert_eq!(answered(&known), [false, false], "the other has that address too");
+        known.set_here(two, &[V4.into()], false);
         assert_eq!(answered(&known), [true, false]);
-        known.set_here(core::iter::empty());
+        known.forget_here();
         assert_eq!(answered(&known), [true, true]);
     }
 

@@ -50,6 +50,7 @@ use self::stations::Stations;
 use crate::bucket::Bucket;
 use crate::drops::DropReason;
 use crate::limits::{PATH_MTU_AGE, TOO_LONG_BURST, TOO_LONG_INTERVAL, TOO_LONG_SENDERS};
+use crate::port::PortId;
 use crate::switch::Mac;
 use crate::time::Instant;
 use crate::wire::packet::{Ip, IpAddr16, L4, Net, Packet};
@@ -274,9 +275,15 @@ impl Overlay {
         self.addresses.set(mac, &[]);
     }
 
-    /// Sets the addresses of this host's stations: requests for these are not answered.
-    pub fn set_own_ips(&mut self, ips: impl Iterator<Item = IpAddr>) {
-        self.addresses.set_here(ips);
+    /// The station of this host behind `port` has these addresses from now on (`is_here`), or no
+    /// longer: requests for them are not answered.
+    pub fn set_own_ips(&mut self, port: PortId, ips: &[IpAddr], is_here: bool) {
+        self.addresses.set_here(port, ips, is_here);
+    }
+
+    /// From now on no station of this host has an address.
+    pub fn forget_own_ips(&mut self) {
+        self.addresses.forget_here();
     }
 
     /// The answer to a frame that asks for the MAC of a station that was told (ARP, neighbour

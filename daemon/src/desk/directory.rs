@@ -1,10 +1,13 @@
 //! Who is where, as the registry knows: what this host has is told there, and what it tells of
 //! others goes to the overlays.
 //!
-//! What is here is compared as a whole ([`Desk::tell_registry`]) whenever ports, links or the
-//! configuration have changed: no event has to be followed. A VM is claimed while its link is up:
-//! when a VMM stops its rings or goes, as after a migration, the claim goes at once, and whoever
-//! waits for it has it. What is heard is applied station by station.
+//! What is here is compared as a whole ([`Desk::tell_registry`]) whenever ports or the
+//! configuration have changed: no event of these has to be followed. A link that goes up or down
+//! concerns its VM alone, because guests and VMMs decide how often that happens. What is heard is
+//! applied station by station.
+//!
+//! A VM is claimed while its link is up. When a VMM stops its rings or goes, as after a migration,
+//! the claim is given up at once, and the host that waits for it has it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -18,10 +21,11 @@ use nightporter_registry::{
 };
 
 use super::Desk;
-use crate::config::{Config, OverlayConfig, VmConfig};
+use super::here::{Vm, look, overlay_ports};
+use crate::config::{Config, OverlayConfig};
 use crate::port::Port;
+use crate::port::overlay::OverlayPort;
 use crate::start::network_of;
-use crate::timer::monotonic_now;
 use crate::worker::data_path::DataPath;
 
 /// News that are heard at once; the others in the next turn.
@@ -52,29 +56,27 @@ pub(super) struct Directory {
     joined: BTreeMap<u32, Host>,
     /// Overlays that know what the registry knows.
     told: BTreeMap<u32, OverlayConfig>,
-    /// What is claimed here, and what has become of it.
-    own: BTreeMap<Key, (Station, Claim)>,
-    /// VMs of this host with a MAC, be they claimed or not; whether their link is up.
-    vms: BTreeMap<Key, (PortId, bool)>,
-    /// Those that are claimed and whose listeners are told.
-    listening: BTreeMap<PortId, Key>,
+    /// The ports of the overlays with these numbers.
+    overlays: BTreeMap<u32, PortId>,
+    /// What is claimed here.
+    own: BTreeMap<Key, Own>,
+    /// VMs of this host on overlays, be they claimed or not.
+    vms: BTreeMap<PortId, Vm>,
+    /// Those with a MAC.
+    cards: BTreeMap<Key, PortId>,
     /// How often a claim was made again because these had changed, and how often they had.
     listener_writes: u64,
     listener_changes: u64,
 }
 
-/// What this host has on its overlays.
-#[derive(Default)]
-struct Here<'a> {
-    /// What is to be claimed, without listeners.
-    stations: BTreeMap<Key, Station>,
-    vms: BTreeMap<Key, (PortId, bool)>,
-    listening: BTreeMap<PortId, Key>,
-    /// VMs with a MAC that are on no overlay.
-    alone: Vec<PortId>,
-    /// By network: for these addresses nobody is answered, for their VMs do it, whatever a registry
-    /// has told: a VM that was made anew has another MAC than the one on the list.
-    ips: BTreeMap<&'a Option<String>, BTreeSet<IpAddr>>,
+/// A station that is claimed here.
+#[derive(Debug)]
+struct Own {
+    station: Station,
+    /// What has become of the claim.
+    claim: Claim,
+    /// The port of the VM, if other hosts reach its listeners.
+    listening: Option<PortId>,
 }
 
 impl Directory {
@@ -89,9 +91,10 @@ impl Directory {
             left_out: 0,
             joined: BTreeMap::new(),
             told: BTreeMap::new(),
+            overlays: BTreeMap::new(),
             own: BTreeMap::new(),
             vms: BTreeMap::new(),
-            listening: BTreeMap::new(),
+            cards: BTreeMap::new(),
             listener_writes: 0,
             listener_changes: 0,
         }
@@ -100,8 +103,8 @@ impl Directory {
     /// What there is to say to operators.
     pub(super) fn status(&self) -> RegistryStatus {
         let mut claims = BTreeMap::new();
-        for (_, claim) in self.own.values() {
-            *claims.entry(claim_text(*claim).0.into()).or_insert(0) += 1;
+        for own in self.own.values() {
+            *claims.entry(claim_text(own.claim).0.into()).or_insert(0) += 1;
         }
         RegistryStatus {
             kind: self.registry.kind().into(),
@@ -119,8 +122,8 @@ impl Directory {
     /// The station that is here, or else elsewhere.
     fn info(&self, key: &Key) -> Option<StationInfo> {
         let own = self.own.get(key);
-        let station = own.map(|(station, _)| station).or_else(|| self.stations.get(key))?;
-        let claim = own.map(|(_, claim)| claim_text(*claim));
+        let station = own.map(|own| &own.station).or_else(|| self.stations.get(key))?;
+        let claim = own.map(|own| claim_text(own.claim));
         let listeners = station.listeners.as_ref();
         Some(StationInfo {
             vni: station.vni,
@@ -141,13 +144,43 @@ impl Directory {
     }
 
     /// Tells what this host has now, and new overlays what there is elsewhere.
-    fn tell(&mut self, config: &Config, path: &mut DataPath) {
+    fn tell(&mut self, now: Instant, config: &Config, path: &mut DataPath) {
         if config.overlays.is_empty() && self.joined.is_empty() {
             return;
         }
+        self.tell_hosts(now, config, path);
+        self.overlays = overlay_ports(path);
+        let (vms, alone) = look(config, path);
+        self.vms = vms;
+        let cards = self.vms.iter().filter_map(|(port, vm)| Some((vm.key()?, *port)));
+        self.cards = cards.collect();
+        for vni in self.overlays.keys() {
+            if let Some(overlay) = self.overlay(path, *vni) {
+                overlay.forget_own_ips();
+            }
+        }
+        let is_up = |key: &Key| self.cards.get(key).is_some_and(|port| self.vms[port].is_up);
+        let gone: Vec<_> = self.own.keys().filter(|key| !is_up(key)).copied().collect();
+        gone.into_iter().for_each(|key| self.release(path, key));
+        let ports: Vec<_> = self.vms.keys().copied().collect();
+        ports.into_iter().for_each(|port| self.tell_vm(path, port));
+        for port in alone {
+            path.engine.set_away(port, false);
+        }
+        // One that is not there yet is told when it comes.
+        let overlays = config.overlays.iter();
+        let there = overlays.filter(|overlay| self.overlays.contains_key(&overlay.vni));
+        let told = there.map(|overlay| (overlay.vni, overlay.clone())).collect();
+        let before = std::mem::replace(&mut self.told, told);
+        let is_new = |vni: &&u32| before.get(*vni) != self.told.get(*vni);
+        self.apply_all(path, self.told.keys().filter(is_new).copied());
+    }
+
+    /// Tells on which overlays this host is.
+    fn tell_hosts(&mut self, now: Instant, config: &Config, path: &mut DataPath) {
         let overlays = config.overlays.iter();
         let overlays = overlays.map(|o| (network_of(&o.network).into(), (o.vni, o.local.ip())));
-        path.toe.set_overlays(monotonic_now(), overlays.collect());
+        path.toe.set_overlays(now, overlays.collect());
         let hosts = config
             .overlays
             .iter()
@@ -160,78 +193,85 @@ impl Directory {
             self.registry.join(*host);
         }
         self.joined = hosts;
-        let mut here = look(config, path);
-        let ports = overlay_ports(path);
-        for port in ports.values() {
-            if let Port::Overlay(overlay) = &mut path.ports.of_mut(*port).port {
-                let ips = here.ips.remove(&overlay.config().network);
-                overlay.set_own_ips(ips.into_iter().flatten());
-            }
+    }
+
+    /// The link of the VM behind `port` may have gone up or down, and nothing else has changed.
+    fn tell_link(&mut self, path: &mut DataPath, port: PortId, is_up: bool) {
+        let Some(vm) = self.vms.get_mut(&port) else { return };
+        if std::mem::replace(&mut vm.is_up, is_up) != is_up {
+            self.tell_vm(path, port);
         }
-        let is_gone = |key: &&Key| !here.stations.contains_key(*key);
-        let gone: Vec<_> = self.own.keys().filter(is_gone).copied().collect();
-        for key in gone {
-            self.own.remove(&key);
-            self.registry.release(key.0, key.1);
-            self.apply(path, &ports, key);
+    }
+
+    /// Tells what there is of the VM behind `port`.
+    fn tell_vm(&mut self, path: &mut DataPath, port: PortId) {
+        let Some(vm) = self.vms.get(&port) else { return };
+        let is_up = vm.is_up;
+        // Nobody is answered for its addresses, because the VM answers, whatever a registry has
+        // told: a VM that was made anew has another MAC than the one on the list.
+        if let Some(overlay) = self.overlay(path, vm.vni) {
+            overlay.set_own_ips(port, &vm.ips, is_up);
         }
-        let mut before = std::mem::take(&mut self.own);
-        for (key, mut station) in here.stations {
-            let known = before.remove(&key);
-            let port = here.vms.get(&key).map(|(port, _)| *port);
-            let port = port.filter(|port| here.listening.contains_key(port));
-            let was_told = port.is_some_and(|port| self.listening.get(&port) == Some(&key));
-            station.listeners = match &known {
-                // Changes have a pace of their own.
-                Some((before, _)) if was_told => before.listeners.clone(),
-                _ => port.and_then(|port| path.toe.listeners_of(port)),
-            };
-            let claim = known.as_ref().map_or(Claim::Waits, |(_, claim)| *claim);
-            if known.is_none_or(|(before, _)| before != station) {
-                self.registry.claim(station.clone());
-            }
-            self.own.insert(key, (station, claim));
+        let Some(key) = vm.key() else { return };
+        if is_up {
+            self.claim(path, port, key);
+        } else if self.own.contains_key(&key) {
+            self.release(path, key);
         }
-        (self.vms, self.listening) = (here.vms, here.listening);
-        for key in self.vms.keys() {
-            self.look_whether_away(path, key);
+        self.look_whether_away(path, &key);
+    }
+
+    fn claim(&mut self, path: &DataPath, port: PortId, key: Key) {
+        let Some(vm) = self.vms.get(&port) else { return };
+        let known = self.own.get(&key);
+        let listening = vm.is_untagged.then_some(port);
+        let listeners = match known {
+            // Changes have a pace of their own.
+            Some(own) if own.listening == listening => own.station.listeners.clone(),
+            _ => listening.and_then(|port| path.toe.listeners_of(port)),
+        };
+        let Vm { vni, host, .. } = *vm;
+        let (name, ips) = (vm.name.clone(), vm.ips.clone());
+        let station = Station { vni, mac: key.1, vm: name, ips, host, listeners };
+        let claim = known.map_or(Claim::Waits, |own| own.claim);
+        if known.is_none_or(|own| own.station != station) {
+            self.registry.claim(station.clone());
         }
-        for port in here.alone {
-            path.engine.set_away(port, false);
-        }
-        // One that is not there yet is told when it comes.
-        let there = config.overlays.iter().filter(|overlay| ports.contains_key(&overlay.vni));
-        let now = there.map(|overlay| (overlay.vni, overlay.clone())).collect();
-        let before = std::mem::replace(&mut self.told, now);
-        let is_new = |vni: &&u32| before.get(*vni) != self.told.get(*vni);
-        self.apply_all(path, &ports, self.told.keys().filter(is_new).copied());
+        self.own.insert(key, Own { station, claim, listening });
+    }
+
+    fn release(&mut self, path: &mut DataPath, key: Key) {
+        self.own.remove(&key);
+        self.registry.release(key.0, key.1);
+        self.apply(path, key);
     }
 
     /// Tells at which ports these VMs listen now.
     fn tell_listeners(&mut self, path: &DataPath, ports: Vec<PortId>) {
         self.listener_changes = path.toe.listener_changes();
         for port in ports {
-            let key = self.listening.get(&port);
-            let Some((station, _)) = key.and_then(|key| self.own.get_mut(key)) else { continue };
+            let vm = self.vms.get(&port).filter(|vm| vm.is_untagged);
+            let own = vm.and_then(Vm::key).and_then(|key| self.own.get_mut(&key));
+            let Some(own) = own else { continue };
             let now = path.toe.listeners_of(port);
-            if station.listeners != now {
-                station.listeners = now;
+            if own.station.listeners != now {
+                own.station.listeners = now;
                 self.listener_writes += 1;
-                self.registry.claim(station.clone());
+                self.registry.claim(own.station.clone());
             }
         }
     }
 
     /// A VM whose link is down may be on another host.
     fn look_whether_away(&self, path: &mut DataPath, key: &Key) {
-        if let Some((port, is_up)) = self.vms.get(key) {
-            path.engine.set_away(*port, !is_up && self.stations.contains_key(key));
+        if let Some((port, vm)) = self.cards.get(key).and_then(|it| self.vms.get_key_value(it)) {
+            path.engine.set_away(*port, !vm.is_up && self.stations.contains_key(key));
         }
     }
 
     /// Hears what is new. More may be left, which the registry's descriptor says.
     fn hear(&mut self, path: &mut DataPath) {
-        let (ports, mut changed) = (overlay_ports(path), BTreeSet::new());
+        let mut changed = BTreeSet::new();
         for _ in 0..NEWS_AT_ONCE {
             let Some(news) = self.registry.poll() else { break };
             match news {
@@ -246,7 +286,7 @@ impl Directory {
                 }
                 News::Claim { vni, mac, now } => {
                     self.set_claim((vni, mac), now);
-                    self.apply(path, &ports, (vni, mac));
+                    self.apply(path, (vni, mac));
                 }
                 News::Station { vni, mac, now } => {
                     let key = (vni, mac);
@@ -261,15 +301,15 @@ impl Directory {
                     }
                     path.toe.set_station(key, self.stations.get(&key));
                     self.look_whether_away(path, &key);
-                    self.apply(path, &ports, key);
+                    self.apply(path, key);
                 }
             }
         }
-        for (vni, port) in changed.into_iter().filter_map(|vni| Some((vni, *ports.get(&vni)?))) {
-            for host in self.apply_hosts(path, vni, port) {
+        for vni in changed {
+            for host in self.apply_hosts(path, vni) {
                 let of_host = (vni, host, [0; 6])..=(vni, host, [0xff; 6]);
                 for (vni, _, mac) in self.at.range(of_host) {
-                    self.apply(path, &ports, (*vni, *mac));
+                    self.apply(path, (*vni, *mac));
                 }
             }
         }
@@ -306,7 +346,7 @@ impl Directory {
     }
 
     fn set_claim(&mut self, key: Key, now: Claim) {
-        let Some((station, claim)) = self.own.get_mut(&key) else { return };
+        let Some(Own { station, claim, .. }) = self.own.get_mut(&key) else { return };
         if std::mem::replace(claim, now) == now {
             return;
         }
@@ -329,11 +369,19 @@ impl Directory {
         }
     }
 
+    /// The port of the overlay `vni`. `None`: it is not there.
+    fn overlay<'p>(&self, path: &'p mut DataPath, vni: u32) -> Option<&'p mut OverlayPort> {
+        match &mut path.ports.of_mut(*self.overlays.get(&vni)?).port {
+            Port::Overlay(overlay) => Some(overlay),
+            _ => None, // it goes, and the next look at all ports is about to come
+        }
+    }
+
     /// Its overlay and the switch know of one station what the registry knows.
-    fn apply(&self, path: &mut DataPath, ports: &BTreeMap<u32, PortId>, key: Key) {
-        let Some(&port) = ports.get(&key.0) else { return };
-        let Port::Overlay(overlay) = &mut path.ports.of_mut(port).port else { return };
-        let claim = self.own.get(&key).map(|(_, claim)| *claim);
+    fn apply(&self, path: &mut DataPath, key: Key) {
+        let Some(&port) = self.overlays.get(&key.0) else { return };
+        let Some(overlay) = self.overlay(path, key.0) else { return };
+        let claim = self.own.get(&key).map(|own| own.claim);
         let is_told = match (claim, self.stations.get(&key)) {
             (Some(Claim::Held | Claim::Contested(_)), _) => {
                 overlay.tell_here(key.1);
@@ -354,75 +402,26 @@ impl Directory {
 
     /// The overlay knows all hosts that the registry knows. Which have become peers or are none any
     /// more.
-    fn apply_hosts(&self, path: &mut DataPath, vni: u32, port: PortId) -> BTreeSet<IpAddr> {
-        let Port::Overlay(overlay) = &mut path.ports.of_mut(port).port else {
-            return BTreeSet::new();
-        };
+    fn apply_hosts(&self, path: &mut DataPath, vni: u32) -> BTreeSet<IpAddr> {
+        let Some(overlay) = self.overlay(path, vni) else { return BTreeSet::new() };
         let hosts = self.hosts.range((vni, FIRST_ADDRESS)..=(vni, LAST_ADDRESS));
         let hosts = hosts.map(|(_, host)| SocketAddr::new(host.address, host.port));
         overlay.set_registered(hosts.collect())
     }
 
     /// The overlays of these numbers know all that the registry knows.
-    fn apply_all(
-        &self,
-        path: &mut DataPath,
-        ports: &BTreeMap<u32, PortId>,
-        vnis: impl Iterator<Item = u32>,
-    ) {
-        for (vni, port) in vnis.filter_map(|vni| Some((vni, *ports.get(&vni)?))) {
-            self.apply_hosts(path, vni, port); // of all whatever they are
+    fn apply_all(&self, path: &mut DataPath, vnis: impl Iterator<Item = u32>) {
+        for vni in vnis {
+            self.apply_hosts(path, vni); // of all whatever they are
             let all = (vni, [0; 6])..=(vni, [0xff; 6]);
             for key in self.stations.range(all.clone()).map(|(key, _)| key) {
-                self.apply(path, ports, *key);
+                self.apply(path, *key);
             }
             for key in self.own.range(all).map(|(key, _)| key) {
-                self.apply(path, ports, *key);
+                self.apply(path, *key);
             }
         }
     }
-}
-
-/// What this host has.
-fn look<'a>(config: &'a Config, path: &DataPath) -> Here<'a> {
-    let overlays: BTreeMap<_, _> = config.overlays.iter().map(|o| (&o.network, o)).collect();
-    let vms: BTreeMap<&str, &VmConfig> =
-        config.vms.iter().map(|vm| (vm.name.as_str(), vm)).collect();
-    let mut here = Here::default();
-    for (id, at) in path.ports.iter() {
-        let Port::Guest(guest) = &at.port else { continue };
-        let Some(vm) = vms.get(at.name.as_str()) else { continue };
-        let Some(overlay) = overlays.get(&vm.network) else {
-            here.alone.extend(vm.mac.map(|_| id));
-            continue;
-        };
-        let is_up = guest.port.link().is_some();
-        // A claim has no VLAN, and who asks without a tag cannot reach who is in one.
-        let is_untagged = vm.vlan.is_none() && vm.trunk.is_none();
-        let ips = vm.ips.clone().filter(|_| is_untagged).unwrap_or_default();
-        if is_up {
-            here.ips.entry(&vm.network).or_default().extend(&ips);
-        }
-        let Some(mac) = vm.mac else { continue };
-        let key = (overlay.vni, mac);
-        here.vms.insert(key, (id, is_up));
-        if is_up {
-            // Nor does another host reach it there by the virtual TOE.
-            here.listening.extend(is_untagged.then_some((id, key)));
-            let (vm, host) = (vm.name.clone(), overlay.local.ip());
-            let station = Station { vni: overlay.vni, mac, vm, ips, host, listeners: None };
-            here.stations.insert(key, station);
-        }
-    }
-    here
-}
-
-fn overlay_ports(path: &DataPath) -> BTreeMap<u32, PortId> {
-    let ports = path.ports.iter().filter_map(|(id, at)| match &at.port {
-        Port::Overlay(overlay) => Some((overlay.config().vni, id)),
-        _ => None,
-    });
-    ports.collect()
 }
 
 /// In one word, and who else has to do with it.
@@ -458,19 +457,165 @@ impl Desk {
         }
     }
 
-    /// If ports have changed since last time, or who listens there has: tells the registry what
+    /// If ports or links have changed since last time, or listeners have: tells the registry what
     /// there is now, and hears what it says to that.
     pub(super) fn tell_registry(&mut self, now: Instant, path: &mut DataPath) {
         let listening = path.toe.take_bulletins(now);
-        if let Some(directory) = &mut self.directory {
-            directory.tell_listeners(path, listening);
-        }
-        if !std::mem::take(&mut path.ports_changed) {
+        let ports_changed = std::mem::take(&mut path.ports_changed);
+        let links = std::mem::take(&mut path.links_changed);
+        let Some(directory) = &mut self.directory else { return };
+        directory.tell_listeners(path, listening);
+        if !ports_changed && links.is_empty() {
             return;
         }
-        let Some(config) = self.changes.running() else { return };
-        let Some(directory) = &mut self.directory else { return };
-        directory.tell(&config, path);
+        if ports_changed {
+            let Some(config) = self.changes.running() else { return };
+            directory.tell(now, &config, path); // of all links, too
+        } else {
+            for port in links {
+                let guest = path.ports.guest_mut(port);
+                let is_up = guest.is_some_and(|guest| guest.port.link().is_some());
+                directory.tell_link(path, port, is_up);
+            }
+        }
         directory.hear(path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU64;
+    use std::os::fd::BorrowedFd;
+    use std::path::PathBuf;
+    use std::sync::{Arc, Mutex};
+
+    use nightporter_core::engine::{Engine, EngineConfig};
+    use nightporter_core::port::{GuestConfig, PortConfig};
+    use nightporter_core::time::Duration;
+    use nightporter_registry::mail::Bell;
+    use nix::sys::epoll::{Epoll, EpollCreateFlags};
+
+    use super::*;
+    use crate::arena_file::{self, ArenaFile};
+    use crate::port::guest::GuestPort;
+    use crate::port::vhost_user::VhostUserPort;
+    use crate::start::device_of;
+    use crate::vhost::listener::Access;
+
+    /// A registry that notes what it is told, and tells nothing.
+    #[derive(Clone, Debug)]
+    struct Notes {
+        /// `+` and the VM that is claimed, or `-` and the last byte of the MAC that is released.
+        list: Arc<Mutex<Vec<String>>>,
+        bell: Bell,
+    }
+
+    impl Notes {
+        fn add(&self, note: String) {
+            self.list.lock().unwrap().push(note);
+        }
+
+        fn take(&self) -> Vec<String> {
+            std::mem::take(&mut self.list.lock().unwrap())
+        }
+    }
+
+    impl Registry for Notes {
+        fn kind(&self) -> &'static str {
+            "notes"
+        }
+
+        fn fd(&self) -> BorrowedFd<'_> {
+            self.bell.fd()
+        }
+
+        fn join(&mut self, _: Host) {}
+
+        fn leave(&mut self, _: u32) {}
+
+        fn claim(&mut self, station: Station) {
+            self.add(format!("+{}", station.vm));
+        }
+
+        fn release(&mut self, _: u32, mac: Mac) {
+            self.add(format!("-{}", mac[5]));
+        }
+
+        fn poll(&mut self) -> Option<News> {
+            None
+        }
+    }
+
+    /// A desk whose directory knows of three VMs on an overlay, all without a VMM; nothing is
+    /// known of the configuration any more.
+    struct World {
+        desk: Desk,
+        path: DataPath,
+        notes: Notes,
+        dir: PathBuf,
+        _lock: ArenaFile,
+    }
+
+    const START: Instant = Instant::from_secs(1000);
+    const VMS: [PortId; 3] = [PortId(0), PortId(1), PortId(2)];
+
+    impl World {
+        fn new(name: &str) -> Self {
+            let mut text = "[[overlay]]\nname = \"o\"\nvni = 7\nlocal = \"127.0.0.1\"\n\
+                            peers = [\"127.0.0.2\"]\n"
+                .to_owned();
+            for n in 0..VMS.len() {
+                text += &format!("[[vm]]\nname = \"vm{n}\"\nmac = \"02:00:00:00:00:0{n}\"\n");
+            }
+            let config = Config::parse("np.toml", &text, &BTreeMap::new()).unwrap();
+            let dir = std::env::temp_dir().join(format!("np-told-{}-{name}", std::process::id()));
+            std::fs::create_dir(&dir).unwrap();
+            let size = arena_file::size_for(1, 1);
+            let (arena, lock) = arena_file::open(&dir.join("arena"), size).unwrap();
+            let engine = Engine::new(START, EngineConfig::new(1, [1, 2, 3, 4]), arena);
+            let mut path = DataPath::new(START, engine, NonZeroU64::MIN);
+            let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
+            for vm in &config.vms {
+                let device = device_of(vm, Access::default(), false);
+                let port = VhostUserPort::without_socket(&device).unwrap();
+                let port = Port::Guest(Box::new(GuestPort::new(port, None)));
+                let config = PortConfig::guest(&vm.name, GuestConfig::default());
+                path.add_port(START, &epoll, port, config).unwrap();
+            }
+            let notes = Notes { list: Arc::default(), bell: Bell::new().unwrap() };
+            let mut desk = Desk::new(START, Duration::ZERO);
+            let mut directory = Directory::new(Box::new(notes.clone()));
+            directory.tell(START, &config, &mut path);
+            desk.directory = Some(directory);
+            path.ports_changed = false;
+            path.links_changed.clear();
+            Self { desk, path, notes, dir, _lock: lock }
+        }
+
+        /// The link of a VM goes up or down, as its directory is told.
+        fn link(&mut self, port: PortId, is_up: bool) {
+            self.desk.directory.as_mut().unwrap().tell_link(&mut self.path, port, is_up);
+        }
+    }
+
+    impl Drop for World {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.dir);
+        }
+    }
+
+    #[test]
+    fn a_link_that_goes_down_concerns_its_vm_alone() {
+        let mut w = World::new("link");
+        assert_eq!(w.notes.take(), [""; 0], "no link is up yet");
+        VMS.into_iter().for_each(|port| w.link(port, true));
+        w.link(VMS[0], true);
+        assert_eq!(w.notes.take(), ["+vm0", "+vm1", "+vm2"], "each once");
+        // In truth all are down. It looks at the one of which it is told, and at no other.
+        w.path.links_changed.insert(VMS[1]);
+        w.desk.tell_registry(START, &mut w.path);
+        assert_eq!(w.notes.take(), ["-1"]);
+        w.desk.tell_registry(START, &mut w.path);
+        assert_eq!(w.notes.take(), [""; 0]);
     }
 }

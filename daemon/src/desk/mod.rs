@@ -13,6 +13,7 @@ mod commands;
 mod conn;
 mod control;
 mod directory;
+mod here;
 mod links;
 mod mender;
 mod metrics;

@@ -15,6 +15,7 @@ use nightporter_core::drops::DropReason;
 use nightporter_core::limits::{COPY_COST, OVERLAY_DATAGRAM_BYTES_MAX, TOLD_MAX};
 use nightporter_core::overlay::ecn::Ecn;
 use nightporter_core::overlay::{self, Batch, Overlay, PeerId, SOURCE_PORTS, To, overhead};
+use nightporter_core::port::PortId;
 use nightporter_core::switch::Mac;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::turn::{Received, Sent};
@@ -256,9 +257,15 @@ impl OverlayPort {
         is_told
     }
 
-    /// Sets the addresses of this host's stations: requests for these are not answered.
-    pub fn set_own_ips(&mut self, ips: impl Iterator<Item = IpAddr>) {
-        self.overlay.set_own_ips(ips);
+    /// The station of this host behind `port` has these addresses from now on (`is_here`), or no
+    /// longer: requests for them are not answered.
+    pub fn set_own_ips(&mut self, port: PortId, ips: &[IpAddr], is_here: bool) {
+        self.overlay.set_own_ips(port, ips, is_here);
+    }
+
+    /// From now on no station of this host has an address.
+    pub fn forget_own_ips(&mut self) {
+        self.overlay.forget_own_ips();
     }
 
     /// The station `mac` is on this host, and nowhere else.

@@ -1,6 +1,6 @@
 //! The data path: the engine, its turns and its ports. The work between turns (`desk`) calls it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::num::NonZeroU64;
 
@@ -46,8 +46,10 @@ pub(crate) struct DataPath {
     pub(super) announcements: VecDeque<Announcement>,
     /// `faults::count` when ports were last looked at for it.
     pub(super) faults_seen: u64,
-    /// Ports came, went or changed, or links did: the registry's reporter looks again.
+    /// Ports came, went or changed: the registry's reporter looks at all of them again.
     pub(crate) ports_changed: bool,
+    /// Ports of VMs whose link may have changed since the reporter looked.
+    pub(crate) links_changed: BTreeSet<PortId>,
 }
 
 impl DataPath {
@@ -66,6 +68,7 @@ impl DataPath {
             announcements: VecDeque::new(),
             faults_seen: 0,
             ports_changed: true,
+            links_changed: BTreeSet::new(),
         }
     }
 

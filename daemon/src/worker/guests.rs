@@ -120,7 +120,7 @@ impl DataPath {
                         tracing::info!(vm, up = features.is_some(), "link");
                     }
                     self.turn.set_features(now, &mut self.engine, port, features);
-                    self.ports_changed = true;
+                    self.links_changed.insert(port);
                 }
                 Event::RingStarted(_) => self.turn.wake(port),
                 Event::Connected | Event::RingStopped(_) | Event::RingBroken { .. } => {}
