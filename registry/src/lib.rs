@@ -150,6 +150,9 @@ pub trait Registry: fmt::Debug + Send {
     /// What it is, for operators.
     fn kind(&self) -> &'static str;
 
+    /// Whether claims are written where all hosts read them, so that each has a price.
+    fn is_shared(&self) -> bool;
+
     /// Readable as long as [`Self::poll`] has something.
     fn fd(&self) -> BorrowedFd<'_>;
 

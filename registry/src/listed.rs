@@ -67,6 +67,10 @@ impl Registry for Listed {
         "list"
     }
 
+    fn is_shared(&self) -> bool {
+        false
+    }
+
     fn fd(&self) -> BorrowedFd<'_> {
         self.bell.fd()
     }

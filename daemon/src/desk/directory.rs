@@ -7,7 +7,8 @@
 //! applied station by station.
 //!
 //! A VM is claimed while its link is up. When a VMM stops its rings or goes, as after a migration,
-//! the claim is given up at once, and the host that waits for it has it.
+//! the claim is given up at once, and the host that waits for it has it. Claims of a VM have a
+//! [`Pace`], so that a guest that resets its network card in a loop does not load the registry.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -15,7 +16,7 @@ use std::ops::Bound;
 
 use nightporter_api::{RegistryStatus, StationInfo, StationKey, StationPage};
 use nightporter_core::port::PortId;
-use nightporter_core::time::Instant;
+use nightporter_core::time::{Duration, Instant};
 use nightporter_registry::{
     Claim, FIRST_ADDRESS, Host, LAST_ADDRESS, Mac, News, Registry, Station, mac_text,
 };
@@ -23,6 +24,7 @@ use nightporter_registry::{
 use super::Desk;
 use super::here::{Vm, look, overlay_ports};
 use crate::config::{Config, OverlayConfig};
+use crate::pace::{BURST, Pace, REFILL};
 use crate::port::Port;
 use crate::port::overlay::OverlayPort;
 use crate::start::network_of;
@@ -64,6 +66,8 @@ pub(super) struct Directory {
     vms: BTreeMap<PortId, Vm>,
     /// Those with a MAC.
     cards: BTreeMap<Key, PortId>,
+    /// Of claims whose links have come up.
+    pace: Pace<Key>,
     /// How often a claim was made again because these had changed, and how often they had.
     listener_writes: u64,
     listener_changes: u64,
@@ -77,6 +81,17 @@ struct Own {
     claim: Claim,
     /// The port of the VM, if other hosts reach its listeners.
     listening: Option<PortId>,
+    /// The registry was told. Otherwise its pace does not allow it yet.
+    is_told: bool,
+}
+
+impl Own {
+    /// Tells the registry the claim as it is now, if it was told of it before.
+    fn tell(&self, registry: &mut dyn Registry) {
+        if self.is_told {
+            registry.claim(self.station.clone());
+        }
+    }
 }
 
 impl Directory {
@@ -95,6 +110,7 @@ impl Directory {
             own: BTreeMap::new(),
             vms: BTreeMap::new(),
             cards: BTreeMap::new(),
+            pace: Pace::new(Duration::ZERO),
             listener_writes: 0,
             listener_changes: 0,
         }
@@ -153,7 +169,10 @@ impl Directory {
         let (vms, alone) = look(config, path);
         self.vms = vms;
         let cards = self.vms.iter().filter_map(|(port, vm)| Some((vm.key()?, *port)));
-        self.cards = cards.collect();
+        let before = std::mem::replace(&mut self.cards, cards.collect());
+        for key in before.keys().filter(|key| !self.cards.contains_key(key)) {
+            self.pace.forget(*key);
+        }
         for vni in self.overlays.keys() {
             if let Some(overlay) = self.overlay(path, *vni) {
                 overlay.forget_own_ips();
@@ -163,7 +182,7 @@ impl Directory {
         let gone: Vec<_> = self.own.keys().filter(|key| !is_up(key)).copied().collect();
         gone.into_iter().for_each(|key| self.release(path, key));
         let ports: Vec<_> = self.vms.keys().copied().collect();
-        ports.into_iter().for_each(|port| self.tell_vm(path, port));
+        ports.into_iter().for_each(|port| self.tell_vm(now, path, port));
         for port in alone {
             path.engine.set_away(port, false);
         }
@@ -196,15 +215,15 @@ impl Directory {
     }
 
     /// The link of the VM behind `port` may have gone up or down, and nothing else has changed.
-    fn tell_link(&mut self, path: &mut DataPath, port: PortId, is_up: bool) {
+    fn tell_link(&mut self, now: Instant, path: &mut DataPath, port: PortId, is_up: bool) {
         let Some(vm) = self.vms.get_mut(&port) else { return };
         if std::mem::replace(&mut vm.is_up, is_up) != is_up {
-            self.tell_vm(path, port);
+            self.tell_vm(now, path, port);
         }
     }
 
     /// Tells what there is of the VM behind `port`.
-    fn tell_vm(&mut self, path: &mut DataPath, port: PortId) {
+    fn tell_vm(&mut self, now: Instant, path: &mut DataPath, port: PortId) {
         let Some(vm) = self.vms.get(&port) else { return };
         let is_up = vm.is_up;
         // Nobody is answered for its addresses, because the VM answers, whatever a registry has
@@ -214,14 +233,14 @@ impl Directory {
         }
         let Some(key) = vm.key() else { return };
         if is_up {
-            self.claim(path, port, key);
+            self.claim(now, path, port, key);
         } else if self.own.contains_key(&key) {
             self.release(path, key);
         }
         self.look_whether_away(path, &key);
     }
 
-    fn claim(&mut self, path: &DataPath, port: PortId, key: Key) {
+    fn claim(&mut self, now: Instant, path: &DataPath, port: PortId, key: Key) {
         let Some(vm) = self.vms.get(&port) else { return };
         let known = self.own.get(&key);
         let listening = vm.is_untagged.then_some(port);
@@ -233,16 +252,51 @@ impl Directory {
         let Vm { vni, host, .. } = *vm;
         let (name, ips) = (vm.name.clone(), vm.ips.clone());
         let station = Station { vni, mac: key.1, vm: name, ips, host, listeners };
-        let claim = known.map_or(Claim::Waits, |own| own.claim);
-        if known.is_none_or(|own| own.station != station) {
-            self.registry.claim(station.clone());
+        if let Some(own) = self.own.get_mut(&key) {
+            own.listening = listening;
+            if own.station != station {
+                own.station = station;
+                own.tell(&mut *self.registry);
+            }
+            return;
         }
-        self.own.insert(key, Own { station, claim, listening });
+        let mut own = Own { station, claim: Claim::Waits, listening, is_told: false };
+        if !self.registry.is_shared() {
+            own.is_told = true;
+            own.tell(&mut *self.registry);
+        }
+        let waits = !own.is_told && self.pace.note(now, key);
+        self.own.insert(key, own);
+        self.claim_due(now);
+        if waits && let Some(Own { station, is_told: false, .. }) = self.own.get(&key) {
+            let (vm, mac) = (&station.vm, mac_text(key.1));
+            let seconds = REFILL.as_millis() / 1000;
+            tracing::warn!(
+                vm,
+                mac,
+                vni,
+                "the VM's link has come up more than {BURST} times within minutes: its claim \
+                 waits, {seconds} s at most\n    until then other hosts find the VM by its frames"
+            );
+        }
+    }
+
+    /// Tells the registry of VMs whose links have come up, as their pace allows.
+    fn claim_due(&mut self, now: Instant) {
+        let Self { pace, own, registry, .. } = self;
+        let waits = |own: Option<&Own>| own.is_some_and(|own| !own.is_told);
+        while let Some(key) = pace.poll_due(now, |key| waits(own.get(&key))) {
+            if let Some(own) = own.get_mut(&key) {
+                own.is_told = true;
+                own.tell(&mut **registry);
+            }
+        }
     }
 
     fn release(&mut self, path: &mut DataPath, key: Key) {
-        self.own.remove(&key);
-        self.registry.release(key.0, key.1);
+        if self.own.remove(&key).is_some_and(|own| own.is_told) {
+            self.registry.release(key.0, key.1);
+        }
         self.apply(path, key);
     }
 
@@ -256,8 +310,8 @@ impl Directory {
             let now = path.toe.listeners_of(port);
             if own.station.listeners != now {
                 own.station.listeners = now;
-                self.listener_writes += 1;
-                self.registry.claim(own.station.clone());
+                self.listener_writes += u64::from(own.is_told);
+                own.tell(&mut *self.registry);
             }
         }
     }
@@ -346,7 +400,9 @@ impl Directory {
     }
 
     fn set_claim(&mut self, key: Key, now: Claim) {
-        let Some(Own { station, claim, .. }) = self.own.get_mut(&key) else { return };
+        let Some(Own { station, claim, is_told: true, .. }) = self.own.get_mut(&key) else {
+            return; // it is about a claim that was given up
+        };
         if std::mem::replace(claim, now) == now {
             return;
         }
@@ -450,6 +506,11 @@ impl Desk {
         StationPage { stations, next }
     }
 
+    /// When [`Self::tell_registry`] has something to tell, if nothing else happens.
+    pub(super) fn claim_timeout(&self) -> Option<Instant> {
+        self.directory.as_ref()?.pace.poll_timeout()
+    }
+
     /// The registry may have something new.
     pub(super) fn handle_registry(&mut self, path: &mut DataPath) {
         if let Some(directory) = &mut self.directory {
@@ -465,6 +526,7 @@ impl Desk {
         let links = std::mem::take(&mut path.links_changed);
         let Some(directory) = &mut self.directory else { return };
         directory.tell_listeners(path, listening);
+        directory.claim_due(now);
         if !ports_changed && links.is_empty() {
             return;
         }
@@ -475,7 +537,7 @@ impl Desk {
             for port in links {
                 let guest = path.ports.guest_mut(port);
                 let is_up = guest.is_some_and(|guest| guest.port.link().is_some());
-                directory.tell_link(path, port, is_up);
+                directory.tell_link(now, path, port, is_up);
             }
         }
         directory.hear(path);
@@ -491,7 +553,6 @@ mod tests {
 
     use nightporter_core::engine::{Engine, EngineConfig};
     use nightporter_core::port::{GuestConfig, PortConfig};
-    use nightporter_core::time::Duration;
     use nightporter_registry::mail::Bell;
     use nix::sys::epoll::{Epoll, EpollCreateFlags};
 
@@ -527,6 +588,10 @@ mod tests {
 
         fn fd(&self) -> BorrowedFd<'_> {
             self.bell.fd()
+        }
+
+        fn is_shared(&self) -> bool {
+            true
         }
 
         fn join(&mut self, _: Host) {}
@@ -593,8 +658,8 @@ mod tests {
         }
 
         /// The link of a VM goes up or down, as its directory is told.
-        fn link(&mut self, port: PortId, is_up: bool) {
-            self.desk.directory.as_mut().unwrap().tell_link(&mut self.path, port, is_up);
+        fn link(&mut self, now: Instant, port: PortId, is_up: bool) {
+            self.desk.directory.as_mut().unwrap().tell_link(now, &mut self.path, port, is_up);
         }
     }
 
@@ -608,8 +673,8 @@ mod tests {
     fn a_link_that_goes_down_concerns_its_vm_alone() {
         let mut w = World::new("link");
         assert_eq!(w.notes.take(), [""; 0], "no link is up yet");
-        VMS.into_iter().for_each(|port| w.link(port, true));
-        w.link(VMS[0], true);
+        VMS.into_iter().for_each(|port| w.link(START, port, true));
+        w.link(START, VMS[0], true);
         assert_eq!(w.notes.take(), ["+vm0", "+vm1", "+vm2"], "each once");
         // In truth all are down. It looks at the one of which it is told, and at no other.
         w.path.links_changed.insert(VMS[1]);
@@ -617,5 +682,58 @@ mod tests {
         assert_eq!(w.notes.take(), ["-1"]);
         w.desk.tell_registry(START, &mut w.path);
         assert_eq!(w.notes.take(), [""; 0]);
+    }
+
+    #[test]
+    fn a_vm_that_is_reset_in_a_loop_is_claimed_eight_times_and_then_once_a_minute() {
+        let mut w = World::new("reset");
+        for n in 0..BURST {
+            w.link(START, VMS[0], true);
+            assert_eq!(w.notes.take(), ["+vm0"], "at once: {n}");
+            w.link(START, VMS[0], false);
+            assert_eq!(w.notes.take(), ["-0"], "and given up at once: {n}");
+        }
+        w.link(START, VMS[0], true);
+        assert_eq!(w.notes.take(), [""; 0]);
+        let mut told = Vec::new();
+        for ms in 1..300_000 {
+            let now = START + Duration::from_millis(ms);
+            w.link(now, VMS[0], false);
+            w.link(now, VMS[0], true);
+            w.desk.tell_registry(now, &mut w.path);
+            told.extend(w.notes.take().into_iter().map(|note| (ms, note)));
+        }
+        let told: Vec<_> = told.iter().map(|(ms, note)| (*ms, note.as_str())).collect();
+        let minutes = [60_000, 120_000, 180_000, 240_000];
+        let claims = minutes.iter().flat_map(|ms| [(*ms, "+vm0"), (ms + 1, "-0")]);
+        assert_eq!(told, claims.collect::<Vec<_>>());
+        // Others are claimed at once, and the VM itself as soon as its time has come.
+        let now = START + Duration::from_secs(299);
+        w.link(now, VMS[1], true);
+        assert_eq!(w.notes.take(), ["+vm1"]);
+        let due = w.desk.claim_timeout();
+        assert_eq!(due, Some(START + Duration::from_secs(300)));
+        w.desk.tell_registry(due.unwrap(), &mut w.path);
+        assert_eq!(w.notes.take(), ["+vm0"]);
+        assert_eq!(w.desk.claim_timeout(), None);
+    }
+
+    #[test]
+    fn a_claim_that_waits_is_told_as_it_is_when_its_time_has_come() {
+        let mut w = World::new("waits");
+        for _ in 0..=BURST {
+            w.link(START, VMS[0], false);
+            w.link(START, VMS[0], true);
+        }
+        w.notes.take();
+        let claims = w.desk.directory.as_ref().unwrap().status().claims;
+        assert_eq!(claims, BTreeMap::from([("waiting".into(), 1)]));
+        // Its link goes down: there is nothing to give up, and nothing to claim later.
+        w.link(START, VMS[0], false);
+        w.desk.tell_registry(START + REFILL, &mut w.path);
+        assert_eq!(w.notes.take(), [""; 0]);
+        // It is claimed at once when it comes up after that, because the time has passed.
+        w.link(START + REFILL, VMS[0], true);
+        assert_eq!(w.notes.take(), ["+vm0"]);
     }
 }

@@ -262,8 +262,8 @@ impl Desk {
         let asks = !self.answered.is_empty();
         let goes_on = self.survey.goes_on() || self.changes.is_applying() || asks;
         let counts = goes_on.then_some(Instant::ZERO);
-        let mends = self.mender.poll_timeout();
-        [stop, counts, mends, self.resting.poll_timeout()].into_iter().flatten().min()
+        let (mends, claims) = (self.mender.poll_timeout(), self.claim_timeout());
+        [stop, counts, mends, claims, self.resting.poll_timeout()].into_iter().flatten().min()
     }
 
     fn handle_end_of_broker(&mut self, epoll: &Epoll) {

@@ -118,6 +118,10 @@ impl Registry for Etcd {
         "etcd"
     }
 
+    fn is_shared(&self) -> bool {
+        true
+    }
+
     fn fd(&self) -> BorrowedFd<'_> {
         self.bell.fd()
     }
