@@ -1,14 +1,16 @@
-//! Opens uplinks and overlays whose interface or address does not exist yet, or no longer, and puts
-//! uplinks back into their bridges. It does so on a thread of its own, because all of that waits
-//! for the kernel's lock of the network configuration, and closing an interface that was made in
-//! vain waits for much more.
+//! Opens uplinks and overlays whose interface or address does not exist yet, or no longer, puts
+//! uplinks back into their bridges, and gives overlays the buffers that they could not get when
+//! they were opened. It does so on a thread of its own, because all of that waits for the broker or
+//! the kernel's lock of the network configuration, and closing an interface that was made in vain
+//! waits for much more.
 
 use std::io;
 use std::sync::Arc;
 
 use crate::aside::Aside;
-use crate::broker::Broker;
+use crate::broker::{Broker, Buffers};
 use crate::config::UplinkConfig;
+use crate::port::overlay::OverlaySockets;
 use crate::port::{Port, Wanted};
 use crate::start::{OpenFailure, open};
 
@@ -19,6 +21,8 @@ pub(crate) enum Task {
     Open(Wanted),
     /// It is in no bridge, and should be in one.
     Join(UplinkConfig),
+    /// The overlay with this name has small buffers.
+    Enlarge(String, OverlaySockets),
 }
 
 /// Its result.
@@ -26,6 +30,7 @@ pub(crate) enum Task {
 pub(crate) enum Done {
     Opened(Wanted, Result<Box<Port>, OpenFailure>),
     Joined(UplinkConfig, io::Result<()>),
+    Enlarged(String, OverlaySockets, Buffers),
 }
 
 /// Tries some of them, one after the other.
@@ -47,6 +52,10 @@ fn try_it(task: Task, broker: &Broker) -> Done {
         Task::Join(config) => {
             let joined = broker.join(&config);
             Done::Joined(config, joined)
+        }
+        Task::Enlarge(name, sockets) => {
+            let buffers = broker.enlarge(&name, &sockets, true);
+            Done::Enlarged(name, sockets, buffers)
         }
     }
 }

@@ -27,7 +27,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use crate::config::{Config, Source, UplinkConfig, UplinkKind};
-use crate::port::overlay::OverlayPort;
+use crate::port::overlay::OverlaySockets;
 use crate::port::shared::Sockets;
 use crate::port::tap::{OpenError, TapPort};
 use crate::start::{StartError, error};
@@ -48,6 +48,17 @@ pub struct Broker {
     turn: Mutex<()>,
     /// The sockets that overlays opened here share.
     pub(crate) sockets: Sockets,
+}
+
+/// The buffers of an overlay's sockets.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Buffers {
+    /// As they should be.
+    Large,
+    /// Small, and another attempt may change that.
+    SmallYet,
+    /// Small until the daemon restarts.
+    Small,
 }
 
 impl Broker {
@@ -95,12 +106,33 @@ impl Broker {
         joined.map(drop).map_err(|no| io::Error::other(no.what))
     }
 
-    /// The sockets of an overlay get the buffers that they want.
-    pub(crate) fn enlarge(&self, overlay: &OverlayPort) {
-        let sockets: Vec<_> = overlay.sockets().collect();
-        if let Err(Refusal { what, fix, .. }) = self.ask(&TO_ENLARGE, &sockets) {
-            let port = &overlay.config().name;
-            tracing::warn!(%port, "the overlay has small buffers: {what}\n    fix: {fix}");
+    /// The sockets of an overlay get the buffers that they want. `again`: this failed before, which
+    /// the log has said.
+    pub(crate) fn enlarge(&self, port: &str, sockets: &OverlaySockets, again: bool) -> Buffers {
+        let fds: Vec<_> = sockets.fds().collect();
+        match self.ask(&TO_ENLARGE, &fds) {
+            Ok(_) => {
+                if again {
+                    tracing::info!(%port, "the overlay has its large buffers now");
+                }
+                Buffers::Large
+            }
+            Err(Refusal { what, fix, is_final: true, .. }) => {
+                tracing::warn!(%port, "the overlay has small buffers: {what}\n    fix: {fix}");
+                Buffers::Small
+            }
+            Err(Refusal { what, .. }) if again => {
+                tracing::debug!(%port, "the overlay still has small buffers: {what}");
+                Buffers::SmallYet
+            }
+            Err(Refusal { what, fix, .. }) => {
+                tracing::warn!(
+                    %port,
+                    "the overlay has small buffers: {what}\n    the daemon tries again every \
+                     second; fix: {fix}"
+                );
+                Buffers::SmallYet
+            }
         }
     }
 

@@ -142,12 +142,14 @@ fn enlarge(rules: &Rules, sockets: &[OwnedFd]) -> io::Result<()> {
     Ok(())
 }
 
+/// Without the capability no attempt succeeds: the process has it from its start or never.
 fn small_buffers(e: &io::Error) -> Refusal {
+    let is_final = e.raw_os_error() == Some(Errno::PERM.raw_os_error());
     let fix = format!(
         "give the daemon CAP_NET_ADMIN, or set net.core.rmem_max to {RECEIVE_BYTES} and \
-         net.core.wmem_max to {SEND_BYTES}"
+         net.core.wmem_max to {SEND_BYTES}, and restart nightporterd"
     );
-    Refusal { what: e.to_string(), fix, ..Refusal::default() }
+    Refusal { what: e.to_string(), fix, is_final, ..Refusal::default() }
 }
 
 #[cfg(test)]

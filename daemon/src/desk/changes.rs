@@ -264,6 +264,7 @@ impl Desk {
                 let config = PortConfig::uplink(&overlay.name).in_network(network);
                 let added = path.add_port(now, epoll, opened, config);
                 added.map_err(|e| format!("overlay {}: {e:?}", overlay.name))?;
+                self.mend(now, path); // it may have small buffers
             }
             Step::AddUplink(uplink) => {
                 let tap = taken(&mut prepared.taps, &uplink.name).ok_or("no interface")?;

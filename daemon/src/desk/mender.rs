@@ -1,8 +1,8 @@
-//! Tries again to open uplinks and overlays that could not be opened, or have gone, and puts
-//! uplinks back into bridges from which they were taken. It tries at once when an interface
-//! changes, and then once a second. An uplink is put back into its bridge less often, so that two
-//! programs that both put it somewhere do not fight all the time. To keep an uplink out of its
-//! bridge, an operator removes `bridge` from the configuration.
+//! Tries again to open uplinks and overlays that could not be opened, or have gone, and to get
+//! large buffers for overlays; puts uplinks back into bridges from which they were taken. It tries
+//! at once when an interface changes, and then once a second. An uplink is put back into its bridge
+//! less often, so that two programs that both put it somewhere do not fight all the time. To keep
+//! an uplink out of its bridge, an operator removes `bridge` from the configuration.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,6 +11,7 @@ use nightporter_core::time::{Duration, Instant};
 use nix::sys::epoll::Epoll;
 
 use super::Desk;
+use crate::broker::Buffers;
 use crate::closer;
 use crate::opener::{Done, Opener, Task};
 use crate::port::Port;
@@ -67,6 +68,9 @@ impl Desk {
                     }
                     Task::Join(tap.config().clone())
                 }
+                Port::Overlay(overlay) if overlay.has_small_buffers => {
+                    Task::Enlarge(at.name.clone(), overlay.sockets())
+                }
                 Port::Overlay(_) | Port::Guest(_) | Port::Vacant => continue,
             };
             match not_before.get(&at.name) {
@@ -110,6 +114,15 @@ impl Desk {
                             }
                         }
                         (None, Err(_)) => {}
+                    }
+                }
+                Done::Enlarged(name, sockets, buffers) => {
+                    // Another overlay may have its name meanwhile.
+                    if let Some(id) = path.ports.find(&name)
+                        && let Port::Overlay(overlay) = &mut path.ports.of_mut(id).port
+                        && sockets.are_of(overlay)
+                    {
+                        overlay.has_small_buffers = buffers == Buffers::SmallYet;
                     }
                 }
                 Done::Joined(config, Ok(())) => {

@@ -10,6 +10,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
 
 use nightporter_core::drops::DropReason;
 use nightporter_core::limits::{COPY_COST, OVERLAY_DATAGRAM_BYTES_MAX, TOLD_MAX};
@@ -28,7 +29,7 @@ use nix::sys::socket::{
 use rustix::net::sockopt as option;
 
 use super::inbox::Inbox;
-use super::shared::{Filled, Seat, Sockets};
+use super::shared::{Filled, Seat, Shared, Sockets};
 
 use crate::config::OverlayConfig;
 use crate::config::overlay::{PEERS_MAX, may_be_peer};
@@ -56,7 +57,9 @@ pub struct OverlayPort {
     overlay: Overlay,
     /// Its part of the socket that receives.
     seat: Seat,
-    senders: Vec<UdpSocket>,
+    senders: Arc<[UdpSocket]>,
+    /// The kernel's buffers of these sockets are smaller than they should be, and may get larger.
+    pub(crate) has_small_buffers: bool,
     /// Hosts of a registry, which are not configured.
     registered: Vec<SocketAddr>,
     /// How many of them are no peers, for lack of room.
@@ -75,6 +78,26 @@ pub struct OverlayPort {
     /// A frame that was given in pieces.
     whole: Vec<u8>,
     drops: [u64; DropReason::ALL.len()],
+}
+
+/// The sockets of an overlay, for another thread. They stay open as long as it has them, and an
+/// overlay that is opened meanwhile at the same address shares the one that receives.
+#[derive(Clone, Debug)]
+pub(crate) struct OverlaySockets {
+    receiver: Arc<Shared>,
+    senders: Arc<[UdpSocket]>,
+}
+
+impl OverlaySockets {
+    /// The one that receives, and those that send.
+    pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        std::iter::once(self.receiver.socket()).chain(&*self.senders).map(AsFd::as_fd)
+    }
+
+    /// Whether they are this overlay's.
+    pub(crate) fn are_of(&self, overlay: &OverlayPort) -> bool {
+        Arc::ptr_eq(&self.senders, &overlay.senders)
+    }
 }
 
 /// Why an overlay could not be opened. The text says what to do.
@@ -136,7 +159,8 @@ impl OverlayPort {
         Ok(Self {
             overlay,
             seat,
-            senders,
+            senders: senders.into(),
+            has_small_buffers: false,
             registered: Vec::new(),
             left_out: 0,
             peers: config.peers.iter().map(|&peer| peer.into()).collect(),
@@ -158,9 +182,9 @@ impl OverlayPort {
         &self.config
     }
 
-    /// All sockets: the one that receives, and those that send.
-    pub(crate) fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        std::iter::once(self.seat.socket()).chain(&self.senders).map(AsFd::as_fd)
+    /// All its sockets.
+    pub(crate) fn sockets(&self) -> OverlaySockets {
+        OverlaySockets { receiver: self.seat.shared(), senders: Arc::clone(&self.senders) }
     }
 
     /// The descriptor to wait on.
@@ -632,7 +656,7 @@ mod tests {
         let (port, _peer) = port_and_peer(2);
         let most = std::fs::read_to_string("/proc/sys/net/core/wmem_max").unwrap();
         let most: usize = most.trim().parse().unwrap();
-        for sender in &port.senders {
+        for sender in &*port.senders {
             let room = option::socket_send_buffer_size(sender).unwrap();
             assert!(room >= 2 * SEND_BYTES.min(most), "{room}"); // socket(7): doubled
         }

@@ -42,7 +42,7 @@ pub struct Sockets(Arc<Mutex<BTreeMap<SocketAddr, Weak<Shared>>>>);
 
 /// A socket, and its readers.
 #[derive(Debug)]
-struct Shared {
+pub(super) struct Shared {
     socket: UdpSocket,
     set: Mutex<Set>,
 }
@@ -125,9 +125,20 @@ impl Sockets {
     }
 }
 
+impl Shared {
+    pub(super) fn socket(&self) -> &UdpSocket {
+        &self.socket
+    }
+}
+
 impl Seat {
     pub(super) fn socket(&self) -> &UdpSocket {
         &self.socket
+    }
+
+    /// What all seats at this socket share.
+    pub(super) fn shared(&self) -> Arc<Shared> {
+        Arc::clone(&self.shared)
     }
 
     /// Readable when it was rung, until it is silenced.

@@ -19,8 +19,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rustix::net::sockopt::set_ip_tos;
 
+use crate::fabric::{alone_with_descriptors, descriptors_under_way};
 use crate::guest::{Guest, PLAIN, SENDS_SUPER};
-use crate::host::{Dir, Host, LIMIT, command};
+use crate::host::{Dir, Host, LIMIT, command, command_after};
 use crate::segment::{ACK, End, PSH, SYN, Segment, parse};
 
 pub(crate) const VNI: u32 = 7;
@@ -707,4 +708,45 @@ fn tshark_decodes_every_frame_on_the_wire() {
     assert_eq!(frames(&file, &format!("{ours} and ({wrong})")), [""; 0]);
     let cut = format!("{ours} and (ip.flags.df#1 == 0 or ip.flags.mf == 1 or frame.len > 1514)");
     assert_eq!(frames(&file, &cut), [""; 0], "nobody on the way may cut it, nor need to");
+}
+
+/// Bytes that the kernel keeps for the socket that receives there (socket(7): twice what was set).
+fn receive_bytes(at: &Namespace) -> usize {
+    let said = at.enter(|| Command::new("ss").args(["-uanmH", "sport = :4789"]).output().unwrap());
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    let bytes = said.split_once(",rb").unwrap_or_else(|| panic!("no socket: {said}")).1;
+    bytes.split(',').next().unwrap().parse().unwrap()
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn an_overlay_whose_sockets_could_not_be_sent_gets_its_buffers_later() {
+    const LARGE: usize = 16 << 20;
+    let _alone = alone_with_descriptors();
+    let (a, _b) = two_hosts();
+    let dir = Dir::new();
+    let vm = dir.vm("a", "ack_offload = false");
+    let config = dir.configure("metrics = \"off\"", &vm);
+    let log = File::create(dir.join("log")).unwrap();
+    let mut command = command_after("ulimit -n 512", &config);
+    let host = a.enter(|| Host::start_unheard(&dir, command.stderr(log)));
+    let crowd = descriptors_under_way(600);
+    let overlay = overlay("192.0.2.1", "\"192.0.2.2\"");
+    dir.configure("metrics = \"off\"", &(overlay + &vm));
+    assert!(host.change(Change::Reload {}).done);
+    let log = || std::fs::read_to_string(dir.join("log")).unwrap();
+    let has_small = "the overlay has small buffers";
+    let begun = Instant::now();
+    while log().matches(has_small).count() == 0 {
+        assert!(begun.elapsed() < LIMIT, "{}", log());
+    }
+    assert!(host.port("over").link && receive_bytes(&a) < LARGE);
+    drop(crowd);
+    while receive_bytes(&a) < LARGE {
+        assert!(begun.elapsed() < LIMIT, "{}", log());
+    }
+    while !log().contains("the overlay has its large buffers now") {
+        assert!(begun.elapsed() < LIMIT, "{}", log());
+    }
+    assert_eq!(log().matches(has_small).count(), 1, "it is said once");
 }
