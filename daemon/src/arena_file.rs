@@ -12,7 +12,7 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nightporter_core::limits::{FLOWS_MAX, PAGE};
 use nightporter_core::store::arena::{Arena, ArenaError, ArenaSize};
@@ -284,6 +284,7 @@ fn allocate(
         }
     }
     let sum = ranges.iter().map(Range::len).sum();
+    let begun = Instant::now();
     for range in ranges.into_iter().filter(|range| !range.is_empty()) {
         fallocate(file, FallocateFlags::empty(), bytes(range.start), bytes(range.len())).map_err(
             |e| match e {
@@ -292,8 +293,22 @@ fn allocate(
             },
         )?;
     }
+    if let Some(words) = slow(sum, begun.elapsed()) {
+        tracing::info!(arena = %path.display(), "{words}");
+    }
     Ok(())
 }
+
+/// What the log says of so many bytes whose allocation took so long. `None`: nothing.
+fn slow(bytes: usize, took: Duration) -> Option<String> {
+    let size = human_bytes((bytes as u64).next_multiple_of(1 << 20));
+    (took > QUICK).then(|| {
+        format!("to allocate memory for a store of {size} took {:.1} s", took.as_secs_f64())
+    })
+}
+
+/// The log says nothing of an allocation that takes no longer.
+const QUICK: Duration = Duration::from_secs(1);
 
 /// Gives back the file's memory beyond an arena of this size.
 fn give_back_beyond(file: &File, size: ArenaSize) {
