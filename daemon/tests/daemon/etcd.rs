@@ -6,6 +6,7 @@ use std::net::{IpAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use nightporter_api::Change;
 use nightporter_core::toe::control::Ask;
 
 use crate::fabric::{alone_with_descriptors, descriptors_under_way};
@@ -166,6 +167,59 @@ fn daemons_find_each_other_and_a_vm_that_moves_without_a_list() {
         let over = host.port("over");
         assert!(over.drops.keys().all(|reason| reason == "spoofed_mac"), "{:?}", over.drops);
     }
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces; and etcd"]
+fn a_peer_that_alone_loses_etcd_is_reached_until_its_vm_is_claimed_elsewhere() {
+    let (a, b) = two_hosts();
+    let (dir_a, dir_b, dir) = (Dir::new(), Dir::new(), Dir::new());
+    a.ip("addr add 198.51.100.1/24 dev v0");
+    b.ip("addr add 198.51.100.2/24 dev v1");
+    let _etcd = Etcd::start(&a, &dir);
+    let peers = |n| format!("peers = [\"192.0.2.{n}\"]");
+    let host_a = start_with(&a, &dir_a, 1, "192.0.2.1", &peers(2), (ONE, ""));
+    let host_b = start_with(&b, &dir_b, 2, "198.51.100.1", &peers(1), (FAR, ""));
+    let boot = |dir: &Dir, name: &str| {
+        let mut guest = Guest::boot(&dir.join(name), PLAIN);
+        guest.offer(32);
+        guest
+    };
+    let mut one = boot(&dir_a, "own");
+    let mut far = boot(&dir_b, "own");
+    until(&host_a, FAR, 2, None);
+    until(&host_b, ONE, 1, None);
+    // The way to etcd is cut for one host, and its lease runs out.
+    b.ip("route add blackhole 198.51.100.1/32");
+    let begun = Instant::now();
+    while stations(&host_a).len() > 1 {
+        assert!(begun.elapsed() < LIMIT, "it is still there");
+    }
+    let there = numbered(FAR.mac(), ONE, 1);
+    one.send_plain(&there);
+    assert_eq!(far.receive(1), [there]);
+    let back = numbered(ONE.mac(), FAR, 2);
+    far.send_plain(&back);
+    assert_eq!(one.receive(1), [back]);
+    // The VM is started on another host, which has the MAC from then on.
+    let socket = dir_a.join("far");
+    let keys = [
+        ("mac", "02:00:00:00:00:03"),
+        ("ack_offload", "false"),
+        ("budget", "4M"),
+        ("socket", socket.to_str().unwrap()),
+    ];
+    let keys = keys.map(|(key, value)| (key.into(), value.into()));
+    host_a.change(Change::AddVm { name: "far".into(), keys: keys.into() });
+    let mut near = boot(&dir_a, "far");
+    until(&host_a, FAR, 1, Some("held"));
+    far.send_plain(&numbered(ONE.mac(), FAR, 3));
+    host_a.until("over", |over| over.drops.get("spoofed_mac") == Some(&1));
+    let there = numbered(FAR.mac(), ONE, 4);
+    one.send_plain(&there);
+    assert_eq!(near.receive(1), [there]);
+    b.ip("route del blackhole 198.51.100.1/32");
+    until(&host_b, FAR, 2, Some("refused"));
 }
 
 /// What etcd says of a key, which is in base64.
