@@ -302,9 +302,8 @@ fn allocate(
 /// What the log says of so many bytes whose allocation took so long. `None`: nothing.
 fn slow(bytes: usize, took: Duration) -> Option<String> {
     let size = human_bytes((bytes as u64).next_multiple_of(1 << 20));
-    (took > QUICK).then(|| {
-        format!("to allocate memory for a store of {size} took {:.1} s", took.as_secs_f64())
-    })
+    (took > QUICK)
+        .then(|| format!("the allocation of a store of {size} took {:.1} s", took.as_secs_f64()))
 }
 
 /// The log says nothing of an allocation that takes no longer.
