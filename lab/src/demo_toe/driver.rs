@@ -41,8 +41,8 @@ const BUFFER: u32 = 4 << 20;
 const TOLD_AFTER: u32 = 256 << 10;
 /// The memory: both rings, headers with short payloads to the device, the bytes to send, and
 /// buffers. A buffer holds one packet until it is checked, and packets may be short (21 KB and less
-/// on average, when both sides send), so there are buffers for packets of 4 KiB. Only the pages that
-/// the device writes take memory.
+/// on average, when both sides send), so there are buffers for packets of 4 KiB. Only the pages
+/// that the device writes take memory.
 const HEADERS: usize = 2 * AREA;
 const HEADER_SLOT: usize = 128;
 const SENT: usize = HEADERS + HEADER_SLOT * CHAINS_TO_DEVICE as usize;
