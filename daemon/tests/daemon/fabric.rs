@@ -19,10 +19,9 @@ use nix::sys::signal::Signal;
 use crate::host::{Dir, Host, LIMIT, command_after};
 use crate::overlay::{Namespace, VNI, overlay, two_hosts};
 use crate::sockets::{SocketGuest, ask, connect, listen, try_connect, until};
-use crate::toe::{NATIVE, RESET, boot, bytes, ends_one_after_the_other, socket, toe};
+use crate::toe::{NATIVE, RESET, SERVER, boot, bytes, cross, one_is_not_read, socket, toe};
 
 pub(crate) const PORT: u16 = 4793;
-pub(crate) const SERVER: &str = "10.0.0.2:80";
 
 /// What `[[station]]` says of all VMs: the last byte of its address and that of its host.
 const STATIONS: [(u8, u8); 4] = [(1, 1), (2, 2), (3, 2), (9, 3)];
@@ -88,27 +87,7 @@ pub(crate) fn fabric(host: &Host) -> FabricStatus {
 #[ignore = "needs root: it makes network namespaces"]
 fn bytes_of_any_number_cross_both_ways_and_both_ends_are_clean() {
     let World { mut a, mut b, one, two, names: _names, dirs: _dirs, .. } = world();
-    let (at_a, at_b) = connect(&mut a, &mut b, SERVER);
-    let (up, down) = (bytes(1, 3_000_001), bytes(2, 1_234_567));
-    // In packets of all sizes, and once more than any socket has room for.
-    let (mut rest_up, mut rest_down) = (&up[..], &down[..]);
-    for len in [1, 2, 39, 41, 4051, 4053, 65_536, 70_000, 100] {
-        for (guest, at, rest) in [(&mut a, at_a, &mut rest_up), (&mut b, at_b, &mut rest_down)] {
-            let (now, later) = rest.split_at(len);
-            *rest = later;
-            guest.write(at, now);
-        }
-        until(&mut [&mut a, &mut b], "it is sent", |g| {
-            g[0].socket(at_a).is_written() && g[1].socket(at_b).is_written()
-        });
-    }
-    a.write(at_a, rest_up);
-    b.write(at_b, rest_down);
-    until(&mut [&mut a, &mut b], "all is there", |g| {
-        g[0].socket(at_a).got.len() == down.len() && g[1].socket(at_b).got.len() == up.len()
-    });
-    assert!(a.socket(at_a).got == down && b.socket(at_b).got == up);
-    ends_one_after_the_other(&mut a, &mut b, at_a, at_b);
+    cross(&mut a, &mut b);
     until(&mut [&mut a, &mut b], "nothing is left", |_| {
         toe(&one, "a").sockets == 0 && toe(&two, "b").sockets == 0
     });
@@ -181,21 +160,9 @@ fn when_a_daemon_dies_in_mid_stream_the_other_guest_reads_a_reset() {
 #[ignore = "needs root: it makes network namespaces"]
 fn who_does_not_read_stops_the_writer_and_nobody_else() {
     let World { mut a, mut b, mut c, one, names: _names, dirs: _dirs, two: _two, .. } = world();
-    let (at_a, at_b) = connect(&mut a, &mut b, SERVER);
-    let (other_a, other_b) = connect(&mut a, &mut b, SERVER);
+    let (at_a, at_b) = one_is_not_read(&mut a, &mut b, || {});
     let (to_c, at_c) = connect(&mut a, &mut c, "10.0.0.3:80");
-    b.reads(at_b, false);
     let (slow, quick) = (bytes(4, 2_000_000), bytes(5, 2_000_000));
-    a.write(at_a, &slow);
-    a.write(other_a, &quick);
-    until(&mut [&mut a, &mut b], "the other connection goes on", |g| {
-        g[1].socket(other_b).got.len() == quick.len()
-    });
-    assert!(b.socket(at_b).unread.len() <= 256 << 10, "no more than it has room for");
-    assert!(!a.socket(at_a).is_written());
-    b.reads(at_b, true);
-    until(&mut [&mut a, &mut b], "all is there", |g| g[1].socket(at_b).got.len() == slow.len());
-    assert!(b.socket(at_b).got == slow && b.socket(other_b).got == quick);
     // It is off its CPU, and has no buffers.
     b.refills = false;
     let before = b.socket(at_b).got.len();

@@ -6,11 +6,11 @@ use nightporter_core::toe::control::Ask;
 use nightporter_core::toe::errno::Errno;
 use nightporter_core::toe::message::{Kind, Request};
 
-use crate::fabric::{PORT, SERVER, Stranger, fabric, message};
+use crate::fabric::{PORT, Stranger, fabric, message};
 use crate::host::{Dir, Host};
 use crate::overlay::{Namespace, VNI, overlay, two_hosts};
 use crate::sockets::{SocketGuest, ask, connect, listen, try_connect, until};
-use crate::toe::{NATIVE, RESET, boot, bytes, toe};
+use crate::toe::{NATIVE, RESET, SERVER, boot, bytes, toe};
 
 const GREEN: u32 = VNI + 1;
 

@@ -11,11 +11,11 @@ use nightporter_core::port::PortId;
 use nightporter_core::time::Duration;
 use nightporter_core::wire::vsock::Op;
 
-use crate::fabric::{SERVER, configure};
+use crate::fabric::configure;
 use crate::host::{Dir, Host};
 use crate::overlay::two_hosts;
 use crate::sockets::{connect, listen, until};
-use crate::toe::{boot, bytes};
+use crate::toe::{SERVER, boot, bytes};
 use crate::turns::{Daemon, run, start};
 
 const BYTES_PER_S: u64 = 1_000_000;

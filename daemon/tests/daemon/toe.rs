@@ -16,7 +16,7 @@ use crate::sockets::{SocketGuest, ask, connect, listen, try_connect, until};
 pub(crate) const RESET: u32 = 104;
 pub(crate) const NATIVE: u32 = u32::MAX;
 
-const SERVER: &str = "10.0.0.2:80";
+pub(crate) const SERVER: &str = "10.0.0.2:80";
 
 /// A daemon with these VMs, the last byte of their addresses, and more keys.
 fn start(vms: &[(&str, u8, &str)]) -> (Dir, Host) {
@@ -75,6 +75,56 @@ pub(crate) fn ends_one_after_the_other(
     until(&mut [&mut *a, &mut *b], "the other end", |g| g[0].socket(at_a).has_ended);
     assert_eq!(ask(a, Ask::Describe(at_a)), 0, "a clean end");
     a.close(at_a);
+}
+
+/// Connects A to B. Bytes in packets of all sizes cross both ways, in the end more than any socket
+/// has room for, and both ends are clean.
+pub(crate) fn cross(a: &mut SocketGuest, b: &mut SocketGuest) {
+    let (at_a, at_b) = connect(a, b, SERVER);
+    let (up, down) = (bytes(1, 3_000_001), bytes(2, 1_234_567));
+    let (mut rest_up, mut rest_down) = (&up[..], &down[..]);
+    for len in [1, 2, 39, 41, 4051, 4053, 65_536, 70_000, 100] {
+        for (guest, at, rest) in [(&mut *a, at_a, &mut rest_up), (&mut *b, at_b, &mut rest_down)] {
+            let (now, later) = rest.split_at(len);
+            *rest = later;
+            guest.write(at, now);
+        }
+        until(&mut [a, b], "it is sent", |g| {
+            g[0].socket(at_a).is_written() && g[1].socket(at_b).is_written()
+        });
+    }
+    a.write(at_a, rest_up);
+    b.write(at_b, rest_down);
+    until(&mut [a, b], "all is there", |g| {
+        g[0].socket(at_a).got.len() == down.len() && g[1].socket(at_b).got.len() == up.len()
+    });
+    assert!(a.socket(at_a).got == down && b.socket(at_b).got == up);
+    ends_one_after_the_other(a, b, at_a, at_b);
+}
+
+/// Connects A to B twice. B does not read from the first connection until all has come by the
+/// second, and nothing is lost: the ports of the first. `meanwhile`: it does not read.
+pub(crate) fn one_is_not_read(
+    a: &mut SocketGuest,
+    b: &mut SocketGuest,
+    meanwhile: impl FnOnce(),
+) -> (Ports, Ports) {
+    let (at_a, at_b) = connect(a, b, SERVER);
+    let (other_a, other_b) = connect(a, b, SERVER);
+    b.reads(at_b, false);
+    let (slow, quick) = (bytes(3, 2_000_000), bytes(4, 2_000_000));
+    a.write(at_a, &slow);
+    a.write(other_a, &quick);
+    until(&mut [a, b], "the other connection goes on", |g| {
+        g[1].socket(other_b).got.len() == quick.len()
+    });
+    assert!(b.socket(at_b).unread.len() <= 256 << 10, "no more than it has room for");
+    assert!(!a.socket(at_a).is_written());
+    meanwhile();
+    b.reads(at_b, true);
+    until(&mut [a, b], "all is there", |g| g[1].socket(at_b).got.len() == slow.len());
+    assert!(b.socket(at_b).got == slow && b.socket(other_b).got == quick);
+    (at_a, at_b)
 }
 
 /// Three guests, of which the second and the third listen.
@@ -152,22 +202,11 @@ fn rules_of_the_operator_send_to_guest_tcp_and_count_as_soon_as_they_are_loaded(
 
 #[test]
 fn who_does_not_read_stops_the_writer_and_nobody_else() {
-    let (_dir, host, mut a, mut b, at_a, at_b) = connected();
-    let (other_a, other_b) = connect(&mut a, &mut b, SERVER);
-    b.reads(at_b, false);
-    let (slow, quick) = (bytes(3, 2_000_000), bytes(4, 2_000_000));
-    a.write(at_a, &slow);
-    a.write(other_a, &quick);
-    until(&mut [&mut a, &mut b], "the other connection goes on", |g| {
-        g[1].socket(other_b).got.len() == quick.len()
+    let (_dir, host, mut a, mut b, ..) = connected();
+    one_is_not_read(&mut a, &mut b, || {
+        let kept = toe(&host, "a").kept_bytes;
+        assert!(kept < TOE_PACKET_FULL, "{kept}");
     });
-    assert!(b.socket(at_b).unread.len() <= 256 << 10, "no more than it has room for");
-    assert!(!a.socket(at_a).is_written());
-    let kept = toe(&host, "a").kept_bytes;
-    assert!(kept < TOE_PACKET_FULL, "{kept}");
-    b.reads(at_b, true);
-    until(&mut [&mut a, &mut b], "all is there", |g| g[1].socket(at_b).got.len() == slow.len());
-    assert!(b.socket(at_b).got == slow && b.socket(other_b).got == quick);
 }
 
 #[test]

@@ -19,11 +19,11 @@ use rustls::{
     ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned,
 };
 
-use crate::fabric::{PORT, SERVER, Stranger, configure, fabric, message};
+use crate::fabric::{PORT, Stranger, configure, fabric, message};
 use crate::host::{Dir, Host, LIMIT, run};
 use crate::overlay::{Namespace, two_hosts};
 use crate::sockets::{SocketGuest, ask, connect, listen, try_connect, until};
-use crate::toe::{NATIVE, boot, bytes, ends_one_after_the_other};
+use crate::toe::{NATIVE, SERVER, boot, bytes, ends_one_after_the_other};
 
 const PROOF_PORT: u16 = PORT + 1;
 const PROTOCOL: &[u8] = b"nightporter-toe/1";

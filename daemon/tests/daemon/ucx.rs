@@ -6,11 +6,11 @@ use std::process::Command;
 use nightporter_core::toe::control::Ask;
 use nix::sys::signal::Signal;
 
-use crate::fabric::{SERVER, Stranger, configure, fabric};
+use crate::fabric::{Stranger, configure, fabric};
 use crate::host::{Dir, Host};
 use crate::overlay::{Namespace, two_hosts};
 use crate::sockets::{SocketGuest, ask, connect, listen, until};
-use crate::toe::{RESET, boot, bytes, ends_one_after_the_other, socket, toe};
+use crate::toe::{RESET, SERVER, boot, bytes, one_is_not_read, socket, toe};
 
 const UCX: &str = "fabric = \"ucx\"\n";
 
@@ -24,10 +24,13 @@ struct World {
     _names: (Namespace, Namespace),
 }
 
-/// A daemon on host `n` with a VM, and these keys of `[toe]`.
-fn start(on: &Namespace, n: u8, vm: &str, toe: &str) -> (Dir, Host) {
+/// A daemon on host `n` with these VMs and the last byte of their addresses, and these keys of
+/// `[toe]`.
+fn start(on: &Namespace, n: u8, vms: &[(&str, u8)], toe: &str) -> (Dir, Host) {
     let dir = Dir::new();
-    let config = configure(&dir, n, toe, &[(vm, n, "allow_unsealed_memory = true")]);
+    let vms: Vec<_> =
+        vms.iter().map(|(vm, ip)| (*vm, *ip, "allow_unsealed_memory = true")).collect();
+    let config = configure(&dir, n, toe, &vms);
     // UCX finds interfaces by a sysfs of the namespace's own. And namespaces stand for hosts here,
     // but have one memory.
     let mut command = Command::new("unshare");
@@ -40,36 +43,17 @@ fn start(on: &Namespace, n: u8, vm: &str, toe: &str) -> (Dir, Host) {
 
 fn world(toe: [&str; 2]) -> World {
     let names = two_hosts();
-    let (one_dir, one) = start(&names.0, 1, "a", toe[0]);
-    let (two_dir, two) = start(&names.1, 2, "b", toe[1]);
+    let (one_dir, one) = start(&names.0, 1, &[("a", 1)], toe[0]);
+    let (two_dir, two) = start(&names.1, 2, &[("b", 2)], toe[1]);
     let (a, mut b) = (boot(&one_dir, "a"), boot(&two_dir, "b"));
     listen(&mut b, SERVER);
     World { a, b, one, two, _dirs: [one_dir, two_dir], _names: names }
 }
 
-/// Bytes in packets of all sizes both ways, more than any socket has room for, and both ends.
+/// As [`crate::toe::cross`], and then nothing is left.
 fn cross(world: &mut World) {
     let World { a, b, one, two, .. } = world;
-    let (at_a, at_b) = connect(a, b, SERVER);
-    let (up, down) = (bytes(1, 3_000_001), bytes(2, 1_234_567));
-    let (mut rest_up, mut rest_down) = (&up[..], &down[..]);
-    for len in [1, 2, 39, 41, 4051, 4053, 65_536, 70_000, 100] {
-        for (guest, at, rest) in [(&mut *a, at_a, &mut rest_up), (&mut *b, at_b, &mut rest_down)] {
-            let (now, later) = rest.split_at(len);
-            *rest = later;
-            guest.write(at, now);
-        }
-        until(&mut [a, b], "it is sent", |g| {
-            g[0].socket(at_a).is_written() && g[1].socket(at_b).is_written()
-        });
-    }
-    a.write(at_a, rest_up);
-    b.write(at_b, rest_down);
-    until(&mut [a, b], "all is there", |g| {
-        g[0].socket(at_a).got.len() == down.len() && g[1].socket(at_b).got.len() == up.len()
-    });
-    assert!(a.socket(at_a).got == down && b.socket(at_b).got == up);
-    ends_one_after_the_other(a, b, at_a, at_b);
+    crate::toe::cross(a, b);
     until(&mut [a, b], "nothing is left", |_| {
         toe(one, "a").sockets == 0 && toe(two, "b").sockets == 0
     });
@@ -136,20 +120,8 @@ fn when_a_daemon_dies_that_sends_or_receives_by_ucx_the_other_guest_reads_a_rese
 #[ignore = "needs root: it makes network namespaces"]
 fn who_does_not_read_what_comes_by_ucx_stops_the_writer_and_nobody_else() {
     let World { mut a, mut b, one, two, _dirs, _names } = world([UCX, UCX]);
-    let (at_a, at_b) = connect(&mut a, &mut b, SERVER);
-    let (other_a, other_b) = connect(&mut a, &mut b, SERVER);
-    b.reads(at_b, false);
-    let (slow, quick) = (bytes(4, 2_000_000), bytes(5, 2_000_000));
-    a.write(at_a, &slow);
-    a.write(other_a, &quick);
-    until(&mut [&mut a, &mut b], "the other connection goes on", |g| {
-        g[1].socket(other_b).got.len() == quick.len()
-    });
-    assert!(b.socket(at_b).unread.len() <= 256 << 10, "no more than it has room for");
-    assert!(!a.socket(at_a).is_written());
-    b.reads(at_b, true);
-    until(&mut [&mut a, &mut b], "all is there", |g| g[1].socket(at_b).got.len() == slow.len());
-    assert!(b.socket(at_b).got == slow && b.socket(other_b).got == quick);
+    let (at_a, at_b) = one_is_not_read(&mut a, &mut b, || {});
+    let slow = bytes(4, 2_000_000);
     // It is off its CPU, and has no buffers: what has come stays with its host.
     b.refills = false;
     let before = b.socket(at_b).got.len();
@@ -184,7 +156,7 @@ fn nothing_is_sent_by_ucx_of_memory_that_is_not_there() {
 #[ignore = "needs root: it makes network namespaces"]
 fn who_says_of_itself_what_no_host_says_is_hung_up_on() {
     let names = two_hosts();
-    let (_dir, two) = start(&names.1, 2, "b", UCX);
+    let (_dir, two) = start(&names.1, 2, &[("b", 2)], UCX);
     let too_long = [&5000_u16.to_le_bytes()[..], &[7; 5000]].concat();
     let without_an_address = [&40_u16.to_le_bytes()[..], &[7; 40]].concat();
     for lie in [&[0, 0][..], &too_long, &without_an_address] {
