@@ -309,6 +309,17 @@ impl End {
         self.inbound.give_room(edge);
     }
 
+    /// From now on the other end may have `share` bytes under way: see [`Inbound::limit`].
+    pub fn limit_arrivals(&mut self, share: u64) {
+        self.inbound.limit(share);
+    }
+
+    /// Bytes that the other end may have under way: it knows of room for so many.
+    #[must_use]
+    pub const fn told(&self) -> u64 {
+        self.inbound.told()
+    }
+
     /// Bytes that the guest may get before it says of more room.
     #[must_use]
     pub fn promised(&self) -> u64 {

@@ -99,6 +99,8 @@ pub struct Host {
     next_port: u32,
     /// Guests whose listeners have changed, and how often.
     listener_changes: BTreeMap<VmId, u64>,
+    /// New sockets whose other end is not at this host begin with this share of room.
+    first_share: Option<(HostId, u64)>,
 }
 
 impl Host {
@@ -121,6 +123,7 @@ impl Host {
             // A guest may have connections of the daemon before this one.
             next_port: FIRST_HOST_PORT + u32::try_from(incarnation >> 33).expect("31 bits"),
             listener_changes: BTreeMap::new(),
+            first_share: None,
         }
     }
 
@@ -407,7 +410,7 @@ impl Host {
             return self.stray(vm, header);
         }
         let joint = Joint::connect(now, cid, header, self.ids.name());
-        self.insert(vm, host, joint, request, request.from.ip());
+        self.insert(now, (vm, host), joint, request, request.from.ip());
     }
 
     /// A guest is offered a connection. An opener has no more places of the guest's table than are
@@ -430,7 +433,7 @@ impl Host {
         }
         let (cid, ports) = (guest.config.cid, guest.host_port(port, &mut self.next_port));
         let joint = Joint::offer(now, cid, ports, name, edge);
-        self.insert(vm, from, joint, *request, opener.ip);
+        self.insert(now, (vm, from), joint, *request, opener.ip);
         Ok(())
     }
 
@@ -441,7 +444,17 @@ impl Host {
         TOE_SOCKETS_MAX.saturating_sub(self.sockets.count(vm) + resets)
     }
 
-    fn insert(&mut self, vm: VmId, host: HostId, joint: Joint, request: Request, opener: IpAddr) {
+    fn insert(
+        &mut self,
+        now: Instant,
+        (vm, host): (VmId, HostId),
+        mut joint: Joint,
+        request: Request,
+        opener: IpAddr,
+    ) {
+        if let Some((_, share)) = self.first_share.filter(|(here, _)| *here != host) {
+            joint.limit_arrivals(now, share);
+        }
         let (ports, name) = (joint.ports(), (host, joint.end().id(), joint.end().side()));
         let id = self.sockets.insert(Socket::new(vm, host, joint, request, opener));
         self.names.insert(name, id);
@@ -551,8 +564,11 @@ impl Host {
     }
 }
 
+mod arrivals;
 mod guests;
 mod to_guest;
+
+pub use arrivals::Arrivals;
 
 #[cfg(test)]
 mod tests;

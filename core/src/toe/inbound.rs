@@ -27,7 +27,7 @@ pub enum Verdict {
 }
 
 /// The other guest's stream on its way in.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Inbound {
     /// Bytes that are in the guest's memory.
     delivered: u64,
@@ -43,10 +43,29 @@ pub struct Inbound {
     edge_told: u64,
     /// Less news of room than this is told to nobody.
     step: u64,
+    /// No room is given for more bytes than this beyond those that are in the guest's memory.
+    limit: u64,
     /// Since when something is missing.
     hole_since: Option<Instant>,
     /// What the fabric holds: offset and length, in order. None overlaps another.
     held: Vec<(u64, u64)>,
+}
+
+impl Default for Inbound {
+    fn default() -> Self {
+        Self {
+            delivered: 0,
+            arrived: 0,
+            claimed: 0,
+            total: None,
+            edge: 0,
+            edge_told: 0,
+            step: 0,
+            limit: TOE_WINDOW_MAX,
+            hole_since: None,
+            held: Vec::new(),
+        }
+    }
 }
 
 impl Inbound {
@@ -166,8 +185,16 @@ impl Inbound {
 
     /// The guest has room up to `edge`.
     pub fn give_room(&mut self, edge: u64) {
-        let most = self.delivered.saturating_add(TOE_WINDOW_MAX);
+        let most = self.delivered.saturating_add(self.limit);
         self.edge = self.edge.max(edge.min(most));
+    }
+
+    /// From now on the other end may have `share` bytes under way, however much room the guest has,
+    /// and never more than `TOE_WINDOW_MAX`. Room that was told is not taken back.
+    pub fn limit(&mut self, share: u64) {
+        self.limit = share.min(TOE_WINDOW_MAX);
+        let most = self.delivered.saturating_add(self.limit);
+        self.edge = self.edge.min(most).max(self.edge_told);
     }
 
     /// So large is the guest's buffer: crumbs of it are not told as room (RFC 1122 section
@@ -181,13 +208,26 @@ impl Inbound {
     #[must_use]
     pub const fn is_credit_due(&self) -> bool {
         let news = self.edge - self.edge_told;
-        news >= TOE_CREDIT_STEP || news > 0 && news >= self.step && self.is_low()
+        let is_enough = news >= self.step || news >= self.little();
+        news >= TOE_CREDIT_STEP || news > 0 && is_enough && self.is_low()
     }
 
     /// Whether the other end knows of little room.
     #[must_use]
     pub const fn is_low(&self) -> bool {
-        self.edge_told - self.arrived < TOE_CREDIT_STEP
+        self.edge_told - self.arrived < self.little()
+    }
+
+    /// Of a share that is small half of it is little room.
+    const fn little(&self) -> u64 {
+        let half = self.limit / 2;
+        if half < TOE_CREDIT_STEP { half } else { TOE_CREDIT_STEP }
+    }
+
+    /// Bytes that the other end may have under way: it knows of room for so many.
+    #[must_use]
+    pub const fn told(&self) -> u64 {
+        self.edge_told - self.delivered
     }
 
     /// Bytes that may have to be delivered before there is more room.

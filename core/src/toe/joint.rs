@@ -222,6 +222,20 @@ impl Joint {
         self.pass_on(now);
     }
 
+    /// From now on the other end may have `share` bytes under way, however much room the guest has.
+    /// What it was told stays.
+    pub fn limit_arrivals(&mut self, now: Instant, share: u64) {
+        self.end.limit_arrivals(share);
+        self.end.give_room(self.connection.edge_to_promise());
+        self.pass_on(now);
+    }
+
+    /// Bytes that the guest's socket has room for when it is empty.
+    #[must_use]
+    pub fn buffer(&self) -> u64 {
+        self.connection.buffer()
+    }
+
     /// Whether the guest's close() is to be a reset: SO_LINGER with 0 s.
     pub const fn reset_on_close(&mut self, resets: bool) {
         self.resets_on_close = resets;

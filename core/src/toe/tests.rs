@@ -435,6 +435,37 @@ fn vtoe_10_the_end_is_shown_what_the_other_guest_has_room_for_and_no_more_than_t
 }
 
 #[test]
+fn vtoe_10_the_other_end_is_told_of_a_share_of_the_room_and_goes_on_whatever_it_is() {
+    let mut a = End::connect(START, name(), 200_000);
+    a.limit_arrivals(4096);
+    assert_eq!(said(&mut a, START), [Kind::Request { edge: 4096 }]);
+    let _ = a.handle_message(START, Kind::Established { edge: 1 });
+    let arrives = |a: &mut End, offset, len| {
+        assert_eq!(a.handle_message(START, Kind::Data { offset, len }), Verdict::Deliver);
+        a.delivered(START, len.into());
+        a.give_room(200_000);
+    };
+    arrives(&mut a, 0, 2000);
+    assert_eq!(said(&mut a, START), [], "there is half of it");
+    arrives(&mut a, 2000, 100);
+    assert_eq!((said(&mut a, START), a.told()), (vec![Kind::Credit { edge: 6196 }], 4096));
+    // More of the guest's room.
+    a.limit_arrivals(100_000);
+    a.give_room(200_000);
+    assert_eq!(said(&mut a, START), [Kind::Credit { edge: 102_100 }]);
+    // And less: what was told stays, and what was not is not.
+    arrives(&mut a, 2100, 1000);
+    assert_eq!((a.promised(), said(&mut a, START)), (100_000, vec![]));
+    a.limit_arrivals(4096);
+    assert_eq!((a.promised(), a.told()), (99_000, 99_000));
+    arrives(&mut a, 3100, 99_000);
+    assert_eq!(said(&mut a, START), [Kind::Credit { edge: 106_196 }]);
+    let beyond = Kind::Data { offset: 102_100, len: 4097 };
+    assert_eq!(a.handle_message(START, beyond), Verdict::Done);
+    assert_eq!(a.errno(), Some(Errno::Reset));
+}
+
+#[test]
 fn vtoe_10_a_guest_or_a_host_that_sends_more_than_there_is_room_for_is_reset() {
     let [mut a, mut b] = pair(1000);
     assert!(a.send(START, 1001).is_none());

@@ -34,7 +34,7 @@ mutations! { SOCKETS:
     => "false";
 
     "a guest is offered all that the other one says it has room for", "VTOE-10", "give_room",
-    "let most = [[self.delivered.saturating_add(TOE_WINDOW_MAX)]];"
+    "let most = [[self.delivered.saturating_add(self.limit)]];"
     => "u64::MAX";
 
     "bytes that were lost are waited for for ever", "VTOE-06", "handle_timeout",

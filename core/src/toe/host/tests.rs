@@ -1357,6 +1357,29 @@ fn what_others_cause_is_state_of_a_socket_and_not_a_queue() {
 }
 
 #[test]
+fn vtoe_10_a_share_of_room_is_for_sockets_to_other_hosts_and_begins_with_them() {
+    let mut w = World::new();
+    w.listens("0.0.0.0:80");
+    w.host.limit_first_arrivals(HERE, 5000);
+    let b = calls(&mut w, 1);
+    let _ = w.says(B, Op::Response, b, |h| h.buf_alloc = 262_144);
+    let is_told = |w: &mut World| w.abroad.drain(..).map(|m| m.kind).collect::<Vec<_>>();
+    assert_eq!(is_told(&mut w), [Kind::Established { edge: 5000 }]);
+    let id = ShadowId { incarnation: 88, serial: 1 };
+    let socket = w.host.socket(THERE, id, Side::Acceptor).expect("B's");
+    let before = w.host.arrivals(socket).expect("it is there");
+    let all = Arrivals { delivered: 0, told: 5000, promised: 5000, buffer: 262_144 };
+    assert_eq!(before, all);
+    w.host.limit_arrivals(NOW, socket, 50_000);
+    w.collect();
+    assert_eq!(is_told(&mut w), [Kind::Credit { edge: 50_000 }]);
+    // Between guests of this host nothing is kept for long.
+    w.connects(1025, "10.0.0.2:80");
+    let (Message { kind, .. }, _) = w.requests.back().expect("A's");
+    assert!(matches!(kind, Kind::Request { edge } if *edge > 5000), "{kind:?}");
+}
+
+#[test]
 fn room_is_told_in_steps_and_not_in_crumbs() {
     for buf_alloc in [1000, 20_000, 262_144] {
         let mut w = World::new();

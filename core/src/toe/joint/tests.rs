@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::common::Random;
-use crate::limits::{TOE_PACKET_COST, TOE_PACKET_FULL};
+use crate::limits::{TOE_PACKET_COST, TOE_PACKET_FULL, TOE_WINDOW_MAX};
 use crate::time::Duration;
 use crate::wire::vsock::{HOST_CID, Op, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, STREAM};
 use proptest::prelude::*;
@@ -202,6 +202,8 @@ struct World {
     flying: Vec<(Message, Vec<u8>, Instant)>,
     held: [Vec<(Message, Vec<u8>)>; 2],
     lost: u64,
+    /// What may be under way to each: the share that its host gives it.
+    shares: [u64; 2],
 }
 
 impl World {
@@ -220,6 +222,28 @@ impl World {
             flying: Vec::new(),
             held: [Vec::new(), Vec::new()],
             lost,
+            shares: [TOE_WINDOW_MAX; 2],
+        }
+    }
+
+    /// A host gives a socket another share. What was told stays.
+    fn limits(&mut self, i: usize) {
+        let Some(joint) = &mut self.joints[i] else { return };
+        let share = 1000 << self.random.below(8);
+        joint.limit_arrivals(self.now, share);
+        self.shares[i] = share.max(joint.end().told());
+    }
+
+    /// Whatever has come and is not with the guest is within what its host has said.
+    fn is_within_shares(&self) {
+        for i in 0..2 {
+            let due = self.due[i].iter().chain(self.held[i].iter().map(|(_, bytes)| bytes));
+            let waiting: usize = due.map(Vec::len).sum();
+            let Some(joint) = &self.joints[i] else { continue };
+            let told = joint.end().told();
+            assert!(told <= self.shares[i], "{told} of {}", self.shares[i]);
+            let is_live = joint.end().state().is_live();
+            assert!(!is_live || waiting as u64 <= told, "{waiting} of {told}");
         }
     }
 
@@ -330,15 +354,17 @@ impl World {
             self.now = self.now + Duration::from_micros(self.random.below(2000));
             let i = usize::from(self.random.percent(50));
             let len = self.random.below(6000);
-            match self.random.below(10) {
+            match self.random.below(11) {
                 0 => self.guests[i].writes(len),
                 1 => self.guests[i].reads(u32::try_from(len).expect("small")),
                 2 | 3 => self.takes(i),
                 4 | 5 => self.gives(i),
                 6 => self.guests[i].hears(),
                 7 | 8 => self.carries(),
+                9 if self.random.percent(5) => self.limits(i),
                 _ => self.waits(i),
             }
+            self.is_within_shares();
             let guest = &mut self.guests[i];
             let whole = guest.ended && guest.unread == 0 && guest.finished;
             if whole || aborts && self.random.below(3000) == 0 {
