@@ -19,6 +19,7 @@
 //! ([`stalls`]), connections are reset of which something was kept for so long: so nobody who takes
 //! nothing, or nearly nothing, stops a sender for others.
 
+mod arrivals;
 mod batch;
 mod bulletin;
 mod carry;
@@ -51,6 +52,7 @@ use nightporter_core::wire::vsock::Header;
 use crate::config::ToeRule;
 use crate::port::vhost_user::VhostUserPort;
 use crate::vhost::vsock::Vsock;
+use arrivals::Promises;
 use batch::Batch;
 use bulletin::Bulletin;
 use device::{Blocked, Device};
@@ -87,6 +89,8 @@ pub struct Toe {
     stalled: Vec<(usize, Instant)>,
     /// To other hosts.
     streams: Streams,
+    /// What they may have under way by UCX.
+    promises: Promises,
     /// What goes there next. Nothing, but while a guest is read.
     batch: Batch,
     /// Guests of other hosts whose streams are to end.
@@ -117,6 +121,7 @@ impl Toe {
             touched: Vec::new(),
             stalled: Vec::new(),
             streams: Streams::default(),
+            promises: Promises::default(),
             batch: Batch::default(),
             gone: Vec::new(),
             heard: None,

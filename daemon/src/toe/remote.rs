@@ -31,7 +31,6 @@ use super::device::Blocked;
 use super::fabric::{Doors, Gone, Heard, Lost, Stream, StreamId, Waits};
 use super::rules::Overlays;
 use super::trust::{SECRET_LEN, Way};
-use super::ucx::Event;
 use super::{Toe, len_of, vm};
 
 /// Bytes of a stream that are read in a turn, about, and messages.
@@ -62,6 +61,9 @@ impl Toe {
     pub(crate) fn open_doors(&mut self, doors: Doors) -> io::Result<()> {
         self.streams.open_doors(doors)?;
         self.rules.is_open = self.streams.is_open();
+        if self.streams.has_ucx() {
+            self.begin_to_limit_arrivals();
+        }
         if let Some(trust) = self.streams.trust_mut() {
             self.rules.peers.hosts().for_each(|host| trust.set_peer(host, true));
         }
@@ -222,6 +224,7 @@ impl Toe {
         let guest = (request.network, request.to.ip());
         self.streams.give(id, message.id, (socket, at as usize), guest);
         self.show_first_room(now, socket, at as usize);
+        self.promise(now, id);
         Some(id)
     }
 
@@ -255,6 +258,7 @@ impl Toe {
 
     /// What waits in it is nobody's any more, and for nobody.
     fn uncharge(&mut self, id: StreamId) {
+        self.forget_promise(id);
         let Some(stream) = self.streams.get_mut(id) else { return };
         let before = std::mem::take(&mut stream.charged);
         if let Some(carried) = stream.carried {
@@ -412,7 +416,10 @@ impl Toe {
                     self.handle_request(now, id, &message, &request);
                 }
                 Heard::Payload(left) => match self.fill(now, id, left) {
-                    Filled::Some(filled) => bytes += filled,
+                    Filled::Some(filled) => {
+                        bytes += filled;
+                        self.promise(now, id);
+                    }
                     Filled::None => return (bytes, false),
                     Filled::Lost => self.lose_stream(now, id),
                 },
@@ -430,12 +437,13 @@ impl Toe {
         let peer = self.streams.get(id).and_then(|it| self.rules.peers.address_of(it.host));
         let way = peer.zip(self.streams.get(id)).map(|(peer, it)| Way { own: it.own, peer });
         if !self.streams.admit(now, id, shown, way) {
-            self.lose_stream(now, id);
+            return self.lose_stream(now, id);
         }
+        self.promise(now, id); // by now it is known whether payload comes by UCX
     }
 
     /// Another host says what no honest one does.
-    fn confuse(&mut self, now: Instant, id: StreamId) {
+    pub(super) fn confuse(&mut self, now: Instant, id: StreamId) {
         let host = self.streams.get(id).and_then(|it| self.rules.peers.address_of(it.host));
         tracing::debug!(?host, "a host says what none does");
         self.streams.stats.nonsense += 1;
@@ -472,37 +480,6 @@ impl Toe {
         self.hear(now);
     }
 
-    /// UCX does its work, and what it says is heard.
-    pub(super) fn hear_ucx(&mut self, now: Instant) {
-        self.streams.progress_ucx();
-        while let Some(event) = self.streams.poll_ucx() {
-            match event {
-                Event::Arrived(head, payload) => {
-                    if let Err(id) = self.streams.arrive(&head, payload) {
-                        self.confuse(now, id);
-                    }
-                }
-                Event::Sent(tag, len) => {
-                    if let Some(id) = self.streams.note_sent(now, tag, len) {
-                        self.said(now, id, Ok(()));
-                        self.show_room(now, id);
-                    }
-                }
-                Event::Failed(end) => {
-                    for id in self.streams.fail(end) {
-                        self.lose_stream(now, id);
-                    }
-                }
-            }
-            self.hear(now);
-        }
-    }
-
-    /// Readable when UCX has something to do.
-    pub(crate) fn ucx_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.streams.ucx_fd()
-    }
-
     fn handle_request(&mut self, now: Instant, id: StreamId, message: &Message, request: &Request) {
         let Some(stream) = self.streams.get(id) else { return };
         let host = stream.host;
@@ -525,6 +502,7 @@ impl Toe {
             let guest = (request.network, request.from.ip());
             self.streams.give(id, message.id, (socket, at as usize), guest);
             self.show_first_room(now, socket, at as usize);
+            self.promise(now, id);
         } else {
             self.streams.give_back(now, id);
         }

@@ -138,6 +138,44 @@ fn who_does_not_read_what_comes_by_ucx_stops_the_writer_and_nobody_else() {
 
 #[test]
 #[ignore = "needs root: it makes network namespaces"]
+fn what_has_come_for_a_guest_that_takes_nothing_is_bounded_and_another_guest_goes_on() {
+    let names = two_hosts();
+    let (one_dir, one) = start(&names.0, 1, &[("a", 1)], UCX);
+    let (two_dir, two) = start(&names.1, 2, &[("b", 2), ("c", 3)], UCX);
+    let (mut a, mut b, mut c) = (boot(&one_dir, "a"), boot(&two_dir, "b"), boot(&two_dir, "c"));
+    listen(&mut b, SERVER);
+    listen(&mut c, "10.0.0.3:80");
+    // Its sockets have room for three times as much as its host keeps of it.
+    let pairs: Vec<_> = (0..120).map(|_| connect(&mut a, &mut b, SERVER)).collect();
+    let (to_c, at_c) = connect(&mut a, &mut c, "10.0.0.3:80");
+    let sent = bytes(6, 500_000);
+    let (first, rest) = sent.split_at(100_000);
+    let write = |a: &mut SocketGuest, bytes| pairs.iter().for_each(|(at, _)| a.write(*at, bytes));
+    let all_have = |b: &SocketGuest, bytes: &[u8]| {
+        pairs.iter().all(|(_, at_b)| b.socket(*at_b).got.len() == bytes.len())
+    };
+    write(&mut a, first);
+    until(&mut [&mut a, &mut b], "all are in use", |g| all_have(g[1], first));
+    b.refills = false;
+    write(&mut a, rest);
+    let stands = |a: &SocketGuest| pairs.iter().all(|(at_a, _)| !a.has_room(*at_a));
+    until(&mut [&mut a, &mut b], "much has come", |_| fabric(&two).ucx_waiting_bytes > 4 << 20);
+    until(&mut [&mut a, &mut b], "nobody may send more", |g| stands(g[0]));
+    a.write(to_c, &sent);
+    until(&mut [&mut a, &mut b, &mut c], "the other guest goes on", |g| {
+        g[2].socket(at_c).got.len() == sent.len()
+    });
+    let waiting = fabric(&two).ucx_waiting_bytes;
+    assert!(waiting <= (8 << 20) + 120 * 4096, "{waiting}");
+    b.refill();
+    until(&mut [&mut a, &mut b], "all is there", |g| all_have(g[1], &sent));
+    assert!(pairs.iter().all(|(_, at_b)| b.socket(*at_b).got == sent));
+    assert!(c.socket(at_c).got == sent);
+    assert_eq!((fabric(&one).lost, fabric(&two).lost, fabric(&two).ucx_waiting_bytes), (0, 0, 0));
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
 fn nothing_is_sent_by_ucx_of_memory_that_is_not_there() {
     let World { a, mut b, one, two, _dirs, _names } = world([UCX, UCX]);
     drop(a);

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use nightporter_core::time::Instant;
 use nightporter_core::toe::message::Message;
+use nightporter_core::toe::sockets::SocketId;
 
 use super::{Fabric, Heard, Lost, Stream, StreamId, Streams};
 use crate::port::vhost_user::VhostUserPort;
@@ -172,6 +173,11 @@ impl Streams {
         }
     }
 
+    /// Whether payload may go by UCX.
+    pub(in super::super) const fn has_ucx(&self) -> bool {
+        self.ucx.is_some()
+    }
+
     /// Readable when UCX has something to do.
     pub(in super::super) fn ucx_fd(&self) -> Option<BorrowedFd<'_>> {
         self.ucx.as_ref().map(Ucx::fd)
@@ -198,7 +204,8 @@ impl Streams {
         self.ucx.iter_mut().for_each(Ucx::arm);
     }
 
-    /// Payload has come for a stream.
+    /// Payload has come for a stream. `told`: bytes that the other host may have under way to a
+    /// socket.
     ///
     /// # Errors
     /// No honest host sends it to this one.
@@ -206,6 +213,7 @@ impl Streams {
         &mut self,
         head: &Head,
         payload: Vec<u8>,
+        told: impl FnOnce(SocketId) -> u64,
     ) -> Result<(), StreamId> {
         let id = StreamId::of(head.tag);
         let known = self.get_mut(id).filter(|it| it.is_proven && it.channel.is_its(head));
@@ -216,11 +224,10 @@ impl Streams {
         if stream.closes {
             return Ok(());
         }
-        let message = Message::parse(&head.message).ok().filter(|message| {
-            message.to == stream.ours && stream.carried.is_some_and(|it| it.name == message.id)
-        });
-        let piece = message.and_then(|message| Piece::new(message, payload)).ok_or(id)?;
-        if !stream.channel.push(piece) {
+        let message = Message::parse(&head.message).map_err(|_| id)?;
+        let carried = stream.carried.filter(|it| it.name == message.id).ok_or(id)?;
+        let piece = Piece::new(message, payload).filter(|_| message.to == stream.ours).ok_or(id)?;
+        if !stream.channel.push(piece, told(carried.socket)) {
             return Err(id);
         }
         self.stats.ucx_received += 1;

@@ -51,7 +51,7 @@ pub use stream::Heard;
 pub(super) use stream::{Lost, Stream, Waits};
 
 /// Streams at most, and half as many as the process may have descriptors.
-const STREAMS_MAX: usize = 32_768;
+pub(super) const STREAMS_MAX: usize = 32_768;
 /// Idle streams to a host that are kept for the next connections.
 const IDLE_MAX: usize = 64;
 /// And so long.

@@ -136,6 +136,8 @@ pub(in super::super) struct Stream {
     pub(in super::super) moved: Instant,
     /// Bytes of `out` that are counted for the guest behind it.
     pub(in super::super) charged: usize,
+    /// Bytes that are counted for it as promised to the other host: see [`crate::toe::arrivals`].
+    pub(in super::super) promised: u64,
     /// The period in which its connection sent last, or 0: see [`crate::toe::shares`].
     pub(in super::super) sent_in: u64,
     /// It stands in a queue.
@@ -188,6 +190,7 @@ impl Stream {
             has_more_to_flush: false,
             moved: now,
             charged: 0,
+            promised: 0,
             sent_in: 0,
             is_ready: false,
             waits: None,
@@ -222,8 +225,11 @@ impl Stream {
     pub(super) fn prove(&mut self, answer: &[u8; SECRET_LEN]) {
         (self.is_proven, self.have) = (true, 0);
         self.wanted = if self.introduces { size_of::<u16>() } else { LEN };
+        if !self.introduces {
+            self.channel.stay_away();
+        }
         if self.ours == Side::Acceptor {
-            match self.channel.introduction().filter(|_| self.introduces) {
+            match self.channel.introduction() {
                 Some(own) => {
                     self.out.extend(hello(INTRODUCED, answer));
                     self.out.extend(own.emit());

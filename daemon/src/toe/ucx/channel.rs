@@ -14,14 +14,10 @@ use nightporter_core::toe::message::{DATA_MAX, Kind, Message};
 use super::{EndId, Head, Introduction, Ucx};
 use crate::toe::trust::{SECRET_LEN, is_same};
 
-/// Bytes of one stream that have come and are not with its guest: as much as it was told there is
-/// room for.
+/// Messages of one stream that have come and are not with its guest. Two that are next to each
+/// other and short become one.
 #[expect(clippy::cast_possible_truncation, reason = "it is 1 MiB")]
-const WAITING_MAX: usize = TOE_WINDOW_MAX as usize;
-/// And messages. Two that are next to each other and short become one.
-const PIECES_MAX: usize = TOE_HELD_MAX + 2 * WAITING_MAX / DATA_MAX as usize;
-/// Bytes of all streams together. Who sends beyond that loses the connection.
-const WAITING_ALL_MAX: usize = 256 << 20;
+const PIECES_MAX: usize = TOE_HELD_MAX + 2 * TOE_WINDOW_MAX as usize / DATA_MAX as usize;
 
 /// A message with its payload.
 #[derive(Debug)]
@@ -107,6 +103,11 @@ impl Channel {
         self.own.as_ref()
     }
 
+    /// The other host has no UCX: nothing comes by it.
+    pub(in super::super) fn stay_away(&mut self) {
+        self.own = None;
+    }
+
     /// Payload goes there from now on.
     pub(in super::super) fn lead(&mut self, end: EndId, said: &Introduction) {
         self.to = Some((end, said.tag, said.key));
@@ -130,13 +131,12 @@ impl Channel {
         self.set_waiting(0);
     }
 
-    /// A message has come. `false`: there is more than an honest host sends, or than there is room
-    /// for.
+    /// A message has come. The other host was told of room for `told` bytes that its guest does not
+    /// have. `false`: no honest host sends more, or in so many messages.
     #[must_use]
-    pub(in super::super) fn push(&mut self, piece: Piece) -> bool {
+    pub(in super::super) fn push(&mut self, piece: Piece, told: u64) -> bool {
         let waiting = self.waiting + piece.bytes.len();
-        let is_full = self.all.load(Ordering::Relaxed) + piece.bytes.len() > WAITING_ALL_MAX;
-        if waiting > WAITING_MAX || is_full {
+        if waiting as u64 > told {
             return false;
         }
         self.set_waiting(waiting);
@@ -254,7 +254,7 @@ mod tests {
         let all = Arc::default();
         let mut channel = Channel::new(&all);
         for (at, bytes) in [(3, &b"defg"[..]), (7, b"h"), (0, b"abc")] {
-            assert!(channel.push(piece(at, bytes)));
+            assert!(channel.push(piece(at, bytes), 8));
         }
         assert_eq!(offset(channel.poll()), 3);
         channel.hold();
@@ -268,11 +268,11 @@ mod tests {
         assert_eq!(channel.front(), Some(&b"defgh"[..]), "two that came together are one");
         channel.deliver(5);
         assert_eq!((channel.poll(), all.load(Ordering::Relaxed)), (Next::Nothing, 0));
-        assert!(channel.push(piece(8, b"i")));
+        assert!(channel.push(piece(8, b"i"), 8));
         assert_eq!((offset(channel.poll()), all.load(Ordering::Relaxed)), (8, 1));
         channel.drop();
         assert_eq!((channel.poll(), all.load(Ordering::Relaxed)), (Next::Nothing, 0));
-        assert!(channel.push(piece(9, b"j")));
+        assert!(channel.push(piece(9, b"j"), 8));
         drop(channel);
         assert_eq!(all.load(Ordering::Relaxed), 0);
     }
@@ -283,31 +283,22 @@ mod tests {
         let mut channel = Channel::new(&all);
         let full = vec![0; DATA_MAX as usize];
         let mut at = 0;
-        while channel.push(piece(at, &full)) {
+        while channel.push(piece(at, &full), 200_000) {
             at += full.len() as u64;
         }
-        assert_eq!(at, TOE_WINDOW_MAX);
+        assert_eq!((at, all.load(Ordering::Relaxed)), (3 * 65_536, 3 * 65_536));
+        assert_eq!(offset(channel.poll()), 0);
+        assert!(!channel.push(piece(at, &full), 200_000), "its guest has nothing yet");
+        channel.deliver(65_536);
+        assert!(channel.push(piece(at, &full), 200_000));
         // Byte by byte there are as many.
         let mut channel = Channel::new(&Arc::default());
-        assert!((0..TOE_WINDOW_MAX).all(|at| channel.push(piece(at, b"x"))));
+        let most = TOE_WINDOW_MAX;
+        assert!((0..most).all(|at| channel.push(piece(at, b"x"), most)));
         assert!(channel.arrived.len() <= 17);
         // Those that leave holes are not.
         let mut channel = Channel::new(&Arc::default());
-        let many = (0_u64..).take_while(|at| channel.push(piece(at * 2, b"x"))).count();
+        let many = (0_u64..).take_while(|at| channel.push(piece(at * 2, b"x"), most)).count();
         assert_eq!(many, PIECES_MAX);
-        // All together.
-        let all = Arc::default();
-        let mut channels = Vec::new();
-        let is_full =
-            |channel: &mut Channel| (0..16).any(|at| !channel.push(piece(at << 16, &full)));
-        while channels.len() < 300 {
-            let mut channel = Channel::new(&all);
-            if is_full(&mut channel) {
-                break;
-            }
-            channels.push(channel);
-        }
-        assert_eq!(channels.len(), 256);
-        assert_eq!(all.load(Ordering::Relaxed), WAITING_ALL_MAX);
     }
 }
