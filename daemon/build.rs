@@ -15,7 +15,9 @@ fn bind() {
     let bindings = bindgen::Builder::default()
         .header_contents("ucx.h", "#include <ucp/api/ucp.h>")
         .allowlist_function("ucp_(init_version|cleanup|worker_.*|ep_create|ep_close_nbx)")
-        .allowlist_function("ucp_(config_read|config_release|am_send_nbx|request_free)")
+        .allowlist_function(
+            "ucp_(config_read|config_release|am_send_nbx|am_data_release|request_free)",
+        )
         .allowlist_function("ucs_status_string")
         .allowlist_type(
             "ucp_.*_field|ucp_.*_flags.*|ucp_feature|ucp_op_attr_t|ucp_dt_type|ucp_am_recv_attr_t",

@@ -5,13 +5,13 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 
 use nightporter_core::time::Instant;
-use nightporter_core::toe::message::Message;
+use nightporter_core::toe::message::{Kind, Message};
 use nightporter_core::toe::sockets::SocketId;
 
 use super::{Fabric, Heard, Lost, Stream, StreamId, Streams};
 use crate::port::vhost_user::VhostUserPort;
 use crate::toe::batch::Batch;
-use crate::toe::ucx::{Channel, EndId, Event, Head, Next, Piece, Ucx};
+use crate::toe::ucx::{Channel, EndId, Event, Head, Next, Payload, Piece, Ucx};
 use crate::vhost::vsock::Vsock;
 
 /// UCX, for the payload of one stream.
@@ -50,7 +50,8 @@ impl Fabric for Beside<'_> {
     ) -> Result<(), Lost> {
         let mut first = 0;
         for (message, packets) in batch.messages() {
-            let mut payload = Vec::new();
+            let Kind::Data { len, .. } = message.kind else { continue };
+            let mut payload = Vec::with_capacity(len as usize);
             for (packet, len) in (first..).zip(packets) {
                 let start = payload.len();
                 payload.resize(start + len, 0);
@@ -212,7 +213,7 @@ impl Streams {
     pub(in super::super) fn arrive(
         &mut self,
         head: &Head,
-        payload: Vec<u8>,
+        payload: Payload,
         told: impl FnOnce(SocketId) -> u64,
     ) -> Result<(), StreamId> {
         let id = StreamId::of(head.tag);

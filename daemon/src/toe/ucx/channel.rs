@@ -11,44 +11,52 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use nightporter_core::limits::{TOE_HELD_MAX, TOE_WINDOW_MAX};
 use nightporter_core::toe::message::{DATA_MAX, Kind, Message};
 
-use super::{EndId, Head, Introduction, Ucx};
+use super::{EndId, HELD_MIN, Head, Introduction, Payload, Ucx};
 use crate::toe::trust::{SECRET_LEN, is_same};
 
 /// Messages of one stream that have come and are not with its guest. Two that are next to each
-/// other and short become one.
+/// other and short become one, but one that UCX holds stays as it is.
 #[expect(clippy::cast_possible_truncation, reason = "it is 1 MiB")]
-const PIECES_MAX: usize = TOE_HELD_MAX + 2 * TOE_WINDOW_MAX as usize / DATA_MAX as usize;
+const PIECES_MAX: usize = TOE_HELD_MAX + 2 * TOE_WINDOW_MAX as usize / HELD_MIN;
+const _: () = assert!(HELD_MIN <= DATA_MAX as usize);
 
 /// A message with its payload.
 #[derive(Debug)]
 pub(in super::super) struct Piece {
     pub(in super::super) message: Message,
     offset: u64,
-    bytes: Vec<u8>,
+    payload: Payload,
 }
 
 impl Piece {
     /// `None`: it is no message with that payload.
-    pub(in super::super) fn new(message: Message, bytes: Vec<u8>) -> Option<Self> {
+    pub(in super::super) fn new(message: Message, payload: Payload) -> Option<Self> {
         let Kind::Data { offset, len } = message.kind else { return None };
-        (len as usize == bytes.len()).then_some(Self { message, offset, bytes })
+        (len as usize == payload.bytes().len()).then_some(Self { message, offset, payload })
     }
 
-    const fn end(&self) -> u64 {
-        self.offset.saturating_add(self.bytes.len() as u64)
+    fn len(&self) -> usize {
+        self.payload.bytes().len()
     }
 
-    /// Takes this one behind it, if they are next to each other and one message can have both.
+    fn end(&self) -> u64 {
+        self.offset.saturating_add(self.len() as u64)
+    }
+
+    /// Takes this one behind it, if they are next to each other, one message can have both, and
+    /// both are copies.
     fn join(&mut self, next: &Self) -> bool {
-        let len = self.bytes.len() + next.bytes.len();
-        let Ok(len) = u32::try_from(len) else { return false };
+        let Ok(len) = u32::try_from(self.len() + next.len()) else { return false };
         let fits = len <= DATA_MAX && self.end() == next.offset;
-        if fits && self.message.id == next.message.id && self.message.to == next.message.to {
-            self.bytes.extend(&next.bytes);
+        let is_one = self.message.id == next.message.id && self.message.to == next.message.to;
+        let (Payload::Own(bytes), Payload::Own(more)) = (&mut self.payload, &next.payload) else {
+            return false;
+        };
+        if fits && is_one {
+            bytes.extend(more);
             self.message.kind = Kind::Data { offset: self.offset, len };
-            return true;
         }
-        false
+        fits && is_one
     }
 }
 
@@ -135,7 +143,7 @@ impl Channel {
     /// have. `false`: no honest host sends more, or in so many messages.
     #[must_use]
     pub(in super::super) fn push(&mut self, piece: Piece, told: u64) -> bool {
-        let waiting = self.waiting + piece.bytes.len();
+        let waiting = self.waiting + piece.len();
         if waiting as u64 > told {
             return false;
         }
@@ -149,7 +157,7 @@ impl Channel {
     /// What is next. A message is there until [`Self::deliver`], [`Self::hold`] or [`Self::drop`].
     pub(in super::super) fn poll(&mut self) -> Next {
         if let Some((piece, done)) = &self.front {
-            let left = piece.bytes.len() - done;
+            let left = piece.len() - done;
             return Next::Payload(u32::try_from(left).expect("no more than a message has"));
         }
         if let Some(at) = self.held.iter().position(|piece| piece.offset == self.next) {
@@ -172,20 +180,20 @@ impl Channel {
     /// What was presented is not wanted.
     pub(in super::super) fn drop(&mut self) {
         if let Some((piece, done)) = self.front.take() {
-            self.set_waiting(self.waiting - (piece.bytes.len() - done));
+            self.set_waiting(self.waiting - (piece.len() - done));
         }
     }
 
     /// What is to be delivered, if something is.
     pub(in super::super) fn front(&self) -> Option<&[u8]> {
-        self.front.as_ref().map(|(piece, done)| &piece.bytes[*done..])
+        self.front.as_ref().map(|(piece, done)| &piece.payload.bytes()[*done..])
     }
 
     /// So many bytes of it are.
     pub(in super::super) fn deliver(&mut self, len: usize) {
         let Some((piece, done)) = &mut self.front else { return };
         *done += len;
-        if *done == piece.bytes.len() {
+        if *done == piece.len() {
             self.next = piece.end();
             self.front = None;
         }
@@ -238,7 +246,8 @@ mod tests {
     fn piece(offset: u64, bytes: &[u8]) -> Piece {
         let id = ShadowId { incarnation: 7, serial: 7 };
         let kind = Kind::Data { offset, len: u32::try_from(bytes.len()).unwrap() };
-        Piece::new(Message { id, to: Side::Acceptor, kind }, bytes.to_vec()).unwrap()
+        let payload = Payload::Own(bytes.to_vec());
+        Piece::new(Message { id, to: Side::Acceptor, kind }, payload).unwrap()
     }
 
     fn offset(next: Next) -> u64 {

@@ -13,7 +13,8 @@
 //! 4. Nothing waits: there is a descriptor for the worker's epoll, and [`Worker::arm`] before it
 //!    sleeps.
 //! 5. Payload is copied out of guest memory and into it, so UCX never has memory of a guest: what a
-//!    VMM takes away, or a driver takes back, is not UCX's.
+//!    VMM takes away, or a driver takes back, is not UCX's. A long message that has come stays in
+//!    UCX's memory until then ([`Payload::Held`]); a short one is copied once more.
 //!
 //! - `ucp` is UCX itself; without the feature it is `absent`, of which there is none.
 //! - `channel` is what a stream has of it.
@@ -34,8 +35,12 @@ use nightporter_core::toe::message::LEN;
 
 use super::trust::SECRET_LEN;
 #[cfg(not(feature = "ucx"))]
+use absent::Held;
+#[cfg(not(feature = "ucx"))]
 pub(crate) use absent::Worker;
 pub(super) use channel::{Channel, Next, Piece};
+#[cfg(feature = "ucx")]
+use ucp::Held;
 #[cfg(feature = "ucx")]
 pub(crate) use ucp::Worker;
 
@@ -48,6 +53,9 @@ pub(super) const ADDRESS_MAX: usize = 4096;
 const HEAD_LEN: usize = 8 + SECRET_LEN + LEN;
 #[cfg(feature = "ucx")]
 const PAYLOAD_MAX: usize = DATA_MAX as usize;
+/// A message that is so long may stay in UCX's memory. A shorter one is copied: UCX's buffer for it
+/// may be much larger, of 8 KiB on most adapters, and may be one that the adapter receives into.
+const HELD_MIN: usize = 16 << 10;
 /// Workers of another host at once: one, and those before it if its daemon was started anew.
 const ENDS_OF_A_HOST: usize = 4;
 /// Times that UCX is let do something in a turn.
@@ -62,11 +70,30 @@ pub(super) struct EndId(usize);
 #[cfg_attr(not(feature = "ucx"), allow(dead_code))]
 pub(super) enum Event {
     /// A message has come.
-    Arrived(Head, Vec<u8>),
+    Arrived(Head, Payload),
     /// So many bytes that were sent for this stream are on their way, or lost with their endpoint.
     Sent(u64, usize),
     /// The other host has gone.
     Failed(EndId),
+}
+
+/// Payload of a message that has come.
+#[derive(Debug)]
+#[cfg_attr(not(feature = "ucx"), allow(dead_code))]
+pub(super) enum Payload {
+    /// A copy.
+    Own(Vec<u8>),
+    /// In UCX's memory, which is UCX's again when this is dropped.
+    Held(Held),
+}
+
+impl Payload {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Own(bytes) => bytes,
+            Self::Held(held) => held.bytes(),
+        }
+    }
 }
 
 /// What stands before payload.

@@ -2,7 +2,8 @@
 //!
 //! All of it is for one thread, that of the worker. UCX calls back only from within calls of
 //! [`Worker`]; what it says then is put into an inbox, which is read when that call has returned.
-//! What is sent is memory of our own, which stays where it is until UCX says that it is done.
+//! What is sent is memory of our own, which stays where it is until UCX says that it is done. A
+//! long message that has come is memory of UCX's, which stays where it is until it is dropped.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ffi::{CStr, c_void};
@@ -10,6 +11,7 @@ use std::fmt;
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::ptr;
+use std::rc::Rc;
 
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
@@ -18,7 +20,7 @@ use self::sys::{
     ucp_ep_params_t, ucp_params_t, ucp_request_param_t, ucp_worker_attr_t, ucp_worker_h,
     ucp_worker_params_t, ucs_status_t,
 };
-use super::{EndId, Event, HEAD_LEN, Head, PAYLOAD_MAX};
+use super::{EndId, Event, HEAD_LEN, HELD_MIN, Head, PAYLOAD_MAX, Payload};
 
 #[allow(dead_code, missing_docs, nonstandard_style, unreachable_pub)]
 #[allow(clippy::all, clippy::pedantic)]
@@ -57,7 +59,51 @@ impl EndId {
 /// What callbacks have to say.
 #[derive(Debug, Default)]
 struct Inbox {
-    events: VecDeque<Event>,
+    said: VecDeque<Said>,
+}
+
+/// As of [`Event`].
+#[derive(Debug)]
+enum Said {
+    Arrived(Head, Vec<u8>),
+    /// So many bytes in UCX's memory, which are ours to release.
+    Held(Head, *mut u8, usize),
+    Sent(u64, usize),
+    Failed(EndId),
+}
+
+/// UCX's worker, as long as somebody has something of it.
+#[derive(Debug)]
+struct Shared {
+    context: ucp_context_h,
+    worker: ucp_worker_h,
+    /// Of a box, which is freed after the worker.
+    inbox: *mut Inbox,
+}
+
+/// Payload of a message that has come, in UCX's memory.
+#[derive(Debug)]
+pub(in super::super) struct Held {
+    shared: Rc<Shared>,
+    start: *mut u8,
+    len: usize,
+}
+
+impl Held {
+    pub(super) fn bytes(&self) -> &[u8] {
+        // SAFETY: UCX has said that so many bytes are there until they are released, and writes no
+        // more to them; the worker that they are of is there as long as `shared`.
+        // JUSTIFICATION: without this they would be copied once more.
+        unsafe { std::slice::from_raw_parts(self.start, self.len) }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // SAFETY: it is released once, to its worker, and not from within a callback.
+        // JUSTIFICATION: as of `Worker::new`.
+        unsafe { sys::ucp_am_data_release(self.shared.worker, self.start.cast()) };
+    }
 }
 
 /// A message that UCX has not let go of.
@@ -71,17 +117,15 @@ struct Pending {
 /// See the module's doc.
 #[derive(Debug)]
 pub(crate) struct Worker {
-    context: ucp_context_h,
-    worker: ucp_worker_h,
-    /// Of a box, which is freed after the worker.
-    inbox: *mut Inbox,
+    shared: Rc<Shared>,
     fd: i32,
     address: Vec<u8>,
     ends: BTreeSet<EndId>,
 }
 
 // SAFETY: nothing of UCX's worker belongs to the thread that made it (UCS_THREAD_MODE_SERIALIZED:
-// one thread at a time), and the inbox is used from within calls of this alone.
+// one thread at a time), and the inbox is used from within calls of this alone. `shared` is its own
+// until a message has come, which is after it was given to the thread that it stays with.
 // JUSTIFICATION: it is made before the system calls are shut away and given to the worker's thread.
 unsafe impl Send for Worker {}
 
@@ -146,8 +190,8 @@ impl Worker {
             return Err(refused);
         }
         let inbox = Box::into_raw(Box::default());
-        let (address, ends) = (Vec::new(), BTreeSet::new());
-        let mut worker = Self { context, worker, inbox, fd: -1, address, ends };
+        let shared = Rc::new(Shared { context, worker, inbox });
+        let mut worker = Self { shared, fd: -1, address: Vec::new(), ends: BTreeSet::new() };
         worker.prepare()?;
         Ok(worker)
     }
@@ -163,7 +207,7 @@ impl Worker {
         handler.id = AM_ID;
         handler.flags = sys::UCP_AM_FLAG_WHOLE_MSG;
         handler.cb = Some(arrived);
-        handler.arg = self.inbox.cast();
+        handler.arg = self.shared.inbox.cast();
         let mut attributes: ucp_worker_attr_t = zeroed();
         attributes.field_mask = u64::from(
             sys::UCP_WORKER_ATTR_FIELD_ADDRESS | sys::UCP_WORKER_ATTR_FIELD_MAX_AM_HEADER,
@@ -172,12 +216,13 @@ impl Worker {
         // as is said, and stays until it is released, after it was copied.
         // JUSTIFICATION: as of `new`.
         unsafe {
-            ok(sys::ucp_worker_set_am_recv_handler(self.worker, &raw const handler))?;
-            ok(sys::ucp_worker_get_efd(self.worker, &raw mut self.fd))?;
-            ok(sys::ucp_worker_query(self.worker, &raw mut attributes))?;
+            let worker = self.shared.worker;
+            ok(sys::ucp_worker_set_am_recv_handler(worker, &raw const handler))?;
+            ok(sys::ucp_worker_get_efd(worker, &raw mut self.fd))?;
+            ok(sys::ucp_worker_query(worker, &raw mut attributes))?;
             let (start, len) = (attributes.address.cast::<u8>(), attributes.address_length);
             self.address = std::slice::from_raw_parts(start, len).to_vec();
-            sys::ucp_worker_release_address(self.worker, attributes.address);
+            sys::ucp_worker_release_address(worker, attributes.address);
         }
         if attributes.max_am_header < HEAD_LEN {
             return Err(Refused(sys::UCS_ERR_UNSUPPORTED));
@@ -212,11 +257,12 @@ impl Worker {
         params.address = address.as_ptr().cast::<ucp_address_t>();
         params.err_mode = sys::UCP_ERR_HANDLING_MODE_PEER;
         params.err_handler.cb = Some(failed);
-        params.err_handler.arg = self.inbox.cast();
+        params.err_handler.arg = self.shared.inbox.cast();
+        let worker = self.shared.worker;
         // SAFETY: UCX reads the address, which is borrowed; it unpacks what it finds there, of a
         // host that is believed as far as this (ARCHITECTURE.md, "UCX").
         // JUSTIFICATION: as of `new`.
-        ok(unsafe { sys::ucp_ep_create(self.worker, &raw const params, &raw mut ep) })?;
+        ok(unsafe { sys::ucp_ep_create(worker, &raw const params, &raw mut ep) })?;
         self.ends.insert(EndId::of(ep));
         Ok(EndId::of(ep))
     }
@@ -238,7 +284,7 @@ impl Worker {
                 sys::ucp_request_free(request);
             }
         }
-        self.inbox().events.retain(|it| !matches!(it, Event::Failed(known) if *known == end));
+        self.inbox().said.retain(|it| !matches!(it, Said::Failed(known) if *known == end));
     }
 
     /// Sends a message for this owner. `true`: it is on its way, and nothing more is said of it.
@@ -255,7 +301,8 @@ impl Worker {
         if !self.ends.contains(&end) {
             return Err(Refused(sys::UCS_ERR_CONNECTION_RESET));
         }
-        let pending = Box::into_raw(Box::new(Pending { inbox: self.inbox, owner, head, payload }));
+        let pending = Pending { inbox: self.shared.inbox, owner, head, payload };
+        let pending = Box::into_raw(Box::new(pending));
         let mut params: ucp_request_param_t = zeroed();
         params.op_attr_mask = sys::UCP_OP_ATTR_FIELD_CALLBACK
             | sys::UCP_OP_ATTR_FIELD_USER_DATA
@@ -290,26 +337,34 @@ impl Worker {
     pub(super) fn progress(&mut self) -> bool {
         // SAFETY: the worker is there; it calls back with what was given to it.
         // JUSTIFICATION: as of `new`.
-        unsafe { sys::ucp_worker_progress(self.worker) > 0 }
+        unsafe { sys::ucp_worker_progress(self.shared.worker) > 0 }
     }
 
     /// From now on [`Self::fd`] says when there is something to do. `false`: there is already.
     pub(super) fn arm(&mut self) -> bool {
         // SAFETY: the worker is there.
         // JUSTIFICATION: as of `new`.
-        unsafe { sys::ucp_worker_arm(self.worker) == sys::UCS_OK }
+        unsafe { sys::ucp_worker_arm(self.shared.worker) == sys::UCS_OK }
     }
 
     /// What UCX has said.
     #[must_use]
     pub(super) fn poll_event(&mut self) -> Option<Event> {
-        self.inbox().events.pop_front()
+        Some(match self.inbox().said.pop_front()? {
+            Said::Arrived(head, bytes) => Event::Arrived(head, Payload::Own(bytes)),
+            Said::Held(head, start, len) => {
+                let held = Held { shared: Rc::clone(&self.shared), start, len };
+                Event::Arrived(head, Payload::Held(held))
+            }
+            Said::Sent(owner, len) => Event::Sent(owner, len),
+            Said::Failed(end) => Event::Failed(end),
+        })
     }
 
     fn inbox(&mut self) -> &mut Inbox {
         // SAFETY: it is there as long as this, and no callback runs now.
         // JUSTIFICATION: callbacks of C need a pointer.
-        unsafe { &mut *self.inbox }
+        unsafe { &mut *self.shared.inbox }
     }
 }
 
@@ -319,9 +374,15 @@ impl Drop for Worker {
             self.ends.insert(end);
             self.close(end);
         }
+        while self.poll_event().is_some() {} // what was held is released
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
         // SAFETY: nothing uses them any more: the worker calls back for what it still had, and then
         // it and the context are gone before the inbox.
-        // JUSTIFICATION: as of `new`.
+        // JUSTIFICATION: as of `Worker::new`.
         unsafe {
             sys::ucp_worker_destroy(self.worker);
             sys::ucp_cleanup(self.context);
@@ -330,7 +391,7 @@ impl Drop for Worker {
     }
 }
 
-/// A message has come. It is copied, for UCX's memory is UCX's.
+/// A message has come. It is copied if it is short, or if UCX does not leave its memory to us.
 extern "C" fn arrived(
     inbox: *mut c_void,
     head: *const c_void,
@@ -344,11 +405,17 @@ extern "C" fn arrived(
     // JUSTIFICATION: as of `Worker::new`.
     unsafe {
         // What would have to be fetched no honest host sends (UCP_AM_SEND_FLAG_EAGER).
-        let is_there = (*param).recv_attr & u64::from(sys::UCP_AM_RECV_ATTR_FLAG_RNDV) == 0;
+        let has = |flag: u32| (*param).recv_attr & u64::from(flag) != 0;
+        let is_there = !has(sys::UCP_AM_RECV_ATTR_FLAG_RNDV);
         if is_there && head_len == HEAD_LEN && (1..=PAYLOAD_MAX).contains(&len) {
             let head = Head::parse(&*head.cast::<[u8; HEAD_LEN]>());
+            let said = &mut (*inbox.cast::<Inbox>()).said;
+            if len >= HELD_MIN && has(sys::UCP_AM_RECV_ATTR_FLAG_DATA) {
+                said.push_back(Said::Held(head, data.cast(), len));
+                return sys::UCS_INPROGRESS; // until `ucp_am_data_release`
+            }
             let payload = std::slice::from_raw_parts(data.cast::<u8>(), len).to_vec();
-            (*inbox.cast::<Inbox>()).events.push_back(Event::Arrived(head, payload));
+            said.push_back(Said::Arrived(head, payload));
         }
     }
     sys::UCS_OK
@@ -361,8 +428,8 @@ extern "C" fn sent(request: *mut c_void, _: ucs_status_t, pending: *mut c_void) 
     // JUSTIFICATION: as of `Worker::new`.
     unsafe {
         let pending = Box::from_raw(pending.cast::<Pending>());
-        let event = Event::Sent(pending.owner, pending.payload.len());
-        (*pending.inbox).events.push_back(event);
+        let said = Said::Sent(pending.owner, pending.payload.len());
+        (*pending.inbox).said.push_back(said);
         sys::ucp_request_free(request);
     }
 }
@@ -370,5 +437,70 @@ extern "C" fn sent(request: *mut c_void, _: ucs_status_t, pending: *mut c_void) 
 extern "C" fn failed(inbox: *mut c_void, ep: ucp_ep_h, _: ucs_status_t) {
     // SAFETY: as of `arrived`.
     // JUSTIFICATION: as of `Worker::new`.
-    unsafe { (*inbox.cast::<Inbox>()).events.push_back(Event::Failed(EndId::of(ep))) };
+    unsafe { (*inbox.cast::<Inbox>()).said.push_back(Said::Failed(EndId::of(ep))) };
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+
+    const HEAD: [u8; HEAD_LEN] = [7; HEAD_LEN];
+
+    /// Payload of the next message that comes to the second of these.
+    fn hear(from: &mut Worker, to: &mut Worker) -> Payload {
+        loop {
+            let moved = from.progress() | to.progress();
+            while from.poll_event().is_some() {}
+            match to.poll_event() {
+                Some(Event::Arrived(head, payload)) => {
+                    assert_eq!(head.emit(), HEAD);
+                    return payload;
+                }
+                Some(event) => assert!(matches!(event, Event::Sent(..)), "{event:?}"),
+                None if !moved && from.arm() && to.arm() => {
+                    let fds = [from.fd(), to.fd()];
+                    let mut both = [0, 1].map(|at| PollFd::new(&fds[at], PollFlags::IN));
+                    let limit = Timespec { tv_sec: 20, tv_nsec: 0 };
+                    let ready = poll(&mut both, Some(&limit));
+                    assert!(ready.is_ok_and(|ready| ready > 0), "nothing comes");
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// A worker, another one, and the way from one to the other.
+    fn pair() -> (Worker, Worker, EndId) {
+        let (mut a, b) = (Worker::new().unwrap(), Worker::new().unwrap());
+        let end = a.connect(b.address()).unwrap();
+        (a, b, end)
+    }
+
+    #[test]
+    fn ucx_leaves_a_long_message_where_it_is_until_it_is_dropped() {
+        let (mut a, mut b, end) = pair();
+        let long: Vec<u8> = (0..PAYLOAD_MAX).map(|at| at.to_le_bytes()[1]).collect();
+        let short = long[..HELD_MIN - 1].to_vec();
+        let mut held = Vec::new();
+        for sent in [&short, &long, &short, &long, &long] {
+            a.send(end, 0, HEAD, sent.clone()).unwrap();
+            let payload = hear(&mut a, &mut b);
+            assert_eq!(payload.bytes(), sent);
+            assert_eq!(matches!(payload, Payload::Held(_)), sent.len() == PAYLOAD_MAX);
+            held.push(payload);
+        }
+        drop(held.remove(1));
+        // It is there as long as something of it is.
+        drop(b);
+        drop(a);
+        assert_eq!([held[2].bytes(), held[3].bytes()], [&long, &long]);
+        assert_eq!(Rc::strong_count(&shared(&held[2]).shared), 2);
+    }
+
+    fn shared(payload: &Payload) -> &Held {
+        let Payload::Held(held) = payload else { panic!("a copy") };
+        held
+    }
 }
