@@ -188,7 +188,8 @@ pub(crate) fn error(fd: Fd) -> Res<c_int> {
 }
 
 /// shutdown(). In TCP it is local that one side no longer wants to read. In vsock a host cannot
-/// tell it from close(), and would take unread bytes for lost.
+/// tell it from close(): bytes that are under way to this socket would be lost, and those that it
+/// has written with them. So the kernel is told only that no more is written.
 pub(crate) fn shutdown(fd: Fd, how: c_int) -> Res {
     if !(libc::SHUT_RD..=libc::SHUT_RDWR).contains(&how) {
         return Err(libc::EINVAL);
@@ -199,22 +200,15 @@ pub(crate) fn shutdown(fd: Fd, how: c_int) -> Res {
     if table::was_told(fd) {
         return Err(libc::ENOTCONN);
     }
+    let shut = if how == libc::SHUT_RD { Ok(()) } else { sys::shut(fd, libc::SHUT_WR) };
     if how != libc::SHUT_WR {
         table::deafen(fd);
-    }
-    match how {
         // As in TCP, unread bytes stay readable, and threads that wait in read() wake.
-        libc::SHUT_RD => {
-            if let Some(socket) = socket(fd) {
-                control::ask(Ask::Deafen(socket.ports));
-            }
-            Ok(())
+        if let Some(socket) = socket(fd) {
+            control::ask(Ask::Deafen(socket.ports));
         }
-        // As with close() nothing is lost if nothing is unread, and threads that wait in read()
-        // wake.
-        libc::SHUT_RDWR if sys::wait(&[(fd, libc::POLLIN)], 0) == Ok(false) => sys::shut(fd, how),
-        _ => sys::shut(fd, libc::SHUT_WR),
     }
+    shut
 }
 
 /// How many bytes can be read, up to a bound.

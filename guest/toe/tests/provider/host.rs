@@ -76,12 +76,14 @@ struct Known {
     standing: Standing,
     /// Its close() is a reset.
     lingers: bool,
+    /// Its process reads no more.
+    is_deaf: bool,
 }
 
 impl Known {
     fn new(own: SocketAddr, other: SocketAddr, code: Code) -> Self {
         let standing = if code == Code::Done { Standing::Open } else { Standing::Failed };
-        Self { own, other, code, standing, lingers: false }
+        Self { own, other, code, standing, lingers: false, is_deaf: false }
     }
 }
 
@@ -243,8 +245,9 @@ impl State {
                 match asked.ask {
                     Ask::Linger(_) => known.lingers = true,
                     Ask::Unlinger(_) => known.lingers = false,
-                    // What comes later this host cannot give.
+                    // What comes later this host drops, and takes it for read.
                     Ask::Deafen(_) => {
+                        known.is_deaf = true;
                         let stream = self.streams.get(&ports);
                         let _ = stream.map(|stream| stream.shutdown(Shutdown::Write));
                     }
@@ -322,7 +325,11 @@ fn connected(directory: &Path, mut stream: UnixStream, guest: u32, shared: &Mute
     let (from, to) = (stream.try_clone().expect("a copy"), second.try_clone().expect("a copy"));
     for (ports, stream) in [(ports, &stream), (far, &second)] {
         let copy = stream.try_clone().expect("a copy");
-        shared.lock().expect("no panic").streams.insert(ports, copy);
+        let mut state = shared.lock().expect("no panic");
+        if state.sockets[&ports].is_deaf {
+            let _ = copy.shutdown(Shutdown::Write);
+        }
+        state.streams.insert(ports, copy);
     }
     thread::scope(|scope| {
         scope.spawn(|| carry(shared, [ports, far], from, to));
@@ -365,6 +372,9 @@ fn carry(state: &Mutex<State>, ports: [Ports; 2], mut from: UnixStream, mut to: 
             }
         };
         if to.write_all(&bytes[..got]).is_err() {
+            if state.lock().expect("no panic").sockets[&ports[1]].is_deaf {
+                continue;
+            }
             // Nobody is there any more to read it.
             state.lock().expect("no panic").fail(ports);
             let _ = from.shutdown(Shutdown::Both);

@@ -375,3 +375,34 @@ hear()
     assert_eq!((script.says(), script.says()), ("listens".into(), "ECONNREFUSED".into()));
     assert_eq!(world.host.state().asked_to_listen, 1);
 }
+
+#[test]
+fn a_program_that_shuts_both_directions_loses_nothing_that_it_has_written() {
+    let Some(world) = World::of_scripts() else { return };
+    let mut server = world.script(
+        "
+listener = listening(8044)
+say('listens')
+s, _ = listener.accept()
+s.sendall(b'x' * 5000)
+s.shutdown(socket.SHUT_RDWR)
+say('shut', told(s.recv, 100), told(s.send, b'x'))
+hear()
+",
+    );
+    assert_eq!(server.says(), "listens");
+    let mut client = world.script(
+        "
+s = connected(8044)
+hear()
+for _ in range(100): told(s.sendall, b'late' * 1000)
+got = 0
+while type(more := told(s.recv, 100000)) is bytes and more: got += len(more)
+say(got, more)
+",
+    );
+    assert_eq!(server.says(), "shut b'' EPIPE");
+    client.hears("write");
+    assert_eq!(client.says(), "5000 b''");
+    server.hears("close");
+}
