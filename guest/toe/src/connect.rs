@@ -19,9 +19,10 @@ use crate::{address, control, home, note, options, transport};
 
 /// tcpi_state of a socket that is neither connected nor about to be.
 const CLOSED: u8 = 7;
-/// How long the library waits for a connect() by TCP that the program believes to have ended
-/// already.
-const RESCUE_MS: c_int = 3_000;
+/// A connect() that goes on by TCP is waited for so long, because the program believes that it has
+/// ended: longer than a guest usually waits for its core, shorter than until TCP's second SYN (1 s,
+/// RFC 6298).
+const RESCUE_MS: c_int = 500;
 
 /// A descriptor that is closed unless it was made use of.
 pub(crate) struct Temporary(pub(crate) Fd);
@@ -41,7 +42,9 @@ pub(crate) enum Progress {
     Interrupted,
     /// It is connected.
     Established,
-    /// It is not, and is a native socket again.
+    /// It is a native socket again, whose connect() by TCP is under way.
+    ByTcp,
+    /// It is not connected, and is a native socket again.
     Failed(c_int),
 }
 
@@ -78,6 +81,8 @@ pub(crate) fn begin(fd: Fd, name: &Name) -> Option<Res> {
             Some(errno) => return Some(Err(errno)),
             None => return None,
         },
+        // Said by settle() alone.
+        Progress::ByTcp => return None,
         Progress::Established => (Kind::Toe, Ok(())),
         Progress::Pending => (Kind::Connecting, Err(libc::EINPROGRESS)),
         Progress::Interrupted => (Kind::Connecting, Err(libc::EINTR)),
@@ -295,22 +300,21 @@ pub(crate) fn settle(fd: Fd, timeout_ms: c_int) -> Progress {
     }
 }
 
-/// There is no listener by TOE, so TCP has to try. The program thinks that connect() has ended, so
-/// the library waits for a while. Afterwards a write reports that it must wait, or the error.
+/// There is no listener by TOE, so TCP has to try.
 fn rescue(fd: Fd, family: c_int, to: SocketAddr) -> Progress {
     note!("connect {to}: nobody by TOE, native");
     table::set_kind(fd, Kind::Other);
     match sys::connect_to(fd, &address::name(family, to)) {
         Ok(()) => Progress::Established,
-        Err(libc::EINPROGRESS) => {
-            let _ = sys::wait(&[(fd, libc::POLLOUT)], RESCUE_MS);
-            match sys::number(fd, SOL_SOCKET, libc::SO_ERROR) {
-                Ok(0) => Progress::Established,
-                Ok(errno) | Err(errno) => Progress::Failed(errno),
-            }
-        }
+        Err(libc::EINPROGRESS) => Progress::ByTcp,
         Err(errno) => Progress::Failed(errno),
     }
+}
+
+/// Waits for a connect() that goes on by TCP, though the program's poll() has said that it has
+/// ended. Returns whether it has.
+pub(crate) fn wait_for_tcp(fd: Fd) -> bool {
+    sys::wait(&[(fd, libc::POLLOUT)], RESCUE_MS) == Ok(true)
 }
 
 /// connect() to no family: a connection is reset, and the socket can be connected again.
@@ -341,7 +345,7 @@ pub(crate) fn again(fd: Fd) -> Res {
     let nonblocking = sys::is_nonblocking(fd);
     let timeout = if nonblocking { 0 } else { timeout_ms(fd, libc::SO_SNDTIMEO) };
     match settle(fd, timeout) {
-        Progress::Pending => Err(libc::EALREADY),
+        Progress::Pending | Progress::ByTcp => Err(libc::EALREADY),
         Progress::Interrupted => Err(libc::EINTR),
         Progress::Established => Ok(()),
         Progress::Failed(errno) => Err(errno),

@@ -79,7 +79,8 @@ pub(crate) fn before(fd: Fd, nonblocking: bool) -> Res {
     }
     let at_once = nonblocking || sys::is_nonblocking(fd);
     match connect::settle(fd, if at_once { 0 } else { -1 }) {
-        Progress::Established => Ok(()),
+        // The kernel answers for a native socket, whose connect() may be under way.
+        Progress::Established | Progress::ByTcp => Ok(()),
         Progress::Pending => Err(libc::EAGAIN),
         Progress::Interrupted => Err(libc::EINTR),
         Progress::Failed(errno) => Err(errno),
@@ -170,7 +171,12 @@ pub(crate) fn error(fd: Fd) -> Res<c_int> {
     if table::kind(fd) == Kind::Connecting {
         return match connect::settle(fd, 0) {
             Progress::Failed(errno) => Ok(errno),
-            _ => Ok(0),
+            Progress::ByTcp if connect::wait_for_tcp(fd) => {
+                sys::number(fd, libc::SOL_SOCKET, libc::SO_ERROR)
+            }
+            // Event loops poll again after it.
+            Progress::ByTcp => Ok(libc::EINPROGRESS),
+            Progress::Established | Progress::Pending | Progress::Interrupted => Ok(0),
         };
     }
     let socket = socket(fd);

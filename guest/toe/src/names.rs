@@ -32,10 +32,15 @@ pub(crate) fn own(fd: Fd) -> Option<Res<Name>> {
 pub(crate) fn other(fd: Fd) -> Option<Res<Name>> {
     match table::kind(fd) {
         Kind::Listener => return Some(Err(libc::ENOTCONN)),
-        Kind::Connecting if connect::settle(fd, 0) != Progress::Established => {
-            return Some(Err(libc::ENOTCONN));
-        }
-        Kind::Connecting | Kind::Toe | Kind::Unknown => {}
+        Kind::Connecting => match connect::settle(fd, 0) {
+            Progress::Established => {}
+            Progress::ByTcp => {
+                connect::wait_for_tcp(fd);
+                return None;
+            }
+            _ => return Some(Err(libc::ENOTCONN)),
+        },
+        Kind::Toe | Kind::Unknown => {}
         _ => return None,
     }
     let socket = ends::socket(fd)?;

@@ -406,3 +406,43 @@ say(got, more)
     assert_eq!(client.says(), "5000 b''");
     server.hears("close");
 }
+
+#[test]
+fn a_connect_that_goes_on_by_tcp_has_not_succeeded_before_it_has() {
+    let Some(world) = World::of_scripts() else { return };
+    // It listens by TCP alone, and while a client waits for its accept() no other is answered.
+    let mut native = world.native_script(
+        "
+listener = socket.socket()
+listener.bind((ip, 8045))
+listener.listen(0)
+first = connected(8045)
+say('is full')
+hear()
+say('accepted', [listener.accept()[1][0] for _ in range(2)] == [ip, ip])
+hear()
+",
+    );
+    assert_eq!(native.says(), "is full");
+    let mut client = world.script(
+        "
+error = lambda: errno.errorcode.get(s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+s = socket.socket()
+s.setblocking(False)
+s.connect_ex((ip, 8045))
+writable = select.poll()
+writable.register(s, select.POLLOUT)
+writable.poll(20000)
+say(error(), told(s.getpeername), told(s.send, b'x'), told(s.recv, 1))
+hear()
+writable.poll(20000)
+say(error(), told(s.getpeername) == (ip, 8045))
+hear()
+",
+    );
+    assert_eq!(client.says(), "EINPROGRESS ENOTCONN EAGAIN EAGAIN");
+    native.hears("accept");
+    client.hears("go on");
+    assert_eq!((client.says(), native.says()), ("None True".into(), "accepted True".into()));
+    assert_eq!(world.host.state().connections, 0);
+}
