@@ -13,8 +13,8 @@
 //!
 //! **Goals**: no byte is lost, no stream with missing bytes ends clean, and the data path costs one
 //! check of a byte. **Not a goal**: programs that call the kernel past libc (static ones, Go,
-//! io_uring); their sockets are native. Streams of stdio (`fdopen`) read past libc's names, and see
-//! the end of a reset connection as an end of file.
+//! io_uring). Sockets that they make are native. Of a connection that they inherit, and of one that
+//! is read by io_uring or by stdio (`fdopen`), they read a reset as an end of file.
 //!
 //! **Unsafe** code exports C's functions and calls them. It is in two places: `calls`, the exported
 //! functions, which only take their pointers apart, and `sys`, the calls behind them. Functions on

@@ -95,9 +95,16 @@ real! {
         fd: Fd, to: *mut c_void, len: size_t, flags: c_int,
         from: *mut sockaddr, size: *mut socklen_t
     ) -> ssize_t, SYS_recvfrom(fd, to, len, flags, from, size);
+    preadv64v2(fd: Fd, to: *const iovec, count: c_int, at: off64_t, flags: c_int) -> ssize_t,
+        SYS_preadv2(fd, to, count, at, 0, flags);
     recvmsg(fd: Fd, to: *mut msghdr, flags: c_int) -> ssize_t, SYS_recvmsg(fd, to, flags);
+    recvmmsg(
+        fd: Fd, to: *mut mmsghdr, count: c_uint, flags: c_int, limit: *mut libc::timespec
+    ) -> c_int, SYS_recvmmsg(fd, to, count, flags, limit);
     write(fd: Fd, from: *const c_void, len: size_t) -> ssize_t, SYS_write(fd, from, len);
     writev(fd: Fd, from: *const iovec, count: c_int) -> ssize_t, SYS_writev(fd, from, count);
+    pwritev64v2(fd: Fd, from: *const iovec, count: c_int, at: off64_t, flags: c_int) -> ssize_t,
+        SYS_pwritev2(fd, from, count, at, 0, flags);
     sendto(
         fd: Fd, from: *const c_void, len: size_t, flags: c_int, to: *const sockaddr, size: socklen_t
     ) -> ssize_t, SYS_sendto(fd, from, len, flags, to, size);

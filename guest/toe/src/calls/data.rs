@@ -53,6 +53,48 @@ pub(crate) unsafe extern "C-unwind" fn readv(fd: Fd, to: *const iovec, count: c_
     read_done(fd, 1, unsafe { sys::readv(fd, to, count) })
 }
 
+/// The offset at which preadv2() and pwritev2() are readv() and writev().
+const NO_OFFSET: off64_t = -1;
+
+/// MSG_DONTWAIT if the flags of preadv2() and pwritev2() say so.
+const fn socket_flags(flags: c_int) -> c_int {
+    if flags & libc::RWF_NOWAIT != 0 { MSG_DONTWAIT } else { 0 }
+}
+
+/// # Safety
+///
+/// As of libc's.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn preadv64v2(
+    fd: Fd,
+    to: *const iovec,
+    count: c_int,
+    at: off64_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the caller's arguments.
+    let plain = || unsafe { sys::preadv64v2(fd, to, count, at, flags) };
+    if at != NO_OFFSET {
+        return plain();
+    }
+    refused(fd, socket_flags(flags)).unwrap_or_else(|| read_done(fd, 1, plain()))
+}
+
+/// # Safety
+///
+/// As of libc's. `off_t` has 64 bits.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn preadv2(
+    fd: Fd,
+    to: *const iovec,
+    count: c_int,
+    at: off_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the caller's arguments.
+    unsafe { preadv64v2(fd, to, count, at, flags) }
+}
+
 /// # Safety
 ///
 /// As of libc's.
@@ -169,6 +211,55 @@ pub(crate) unsafe extern "C-unwind" fn recvmsg(fd: Fd, to: *mut msghdr, flags: c
     read_done(fd, 1, got)
 }
 
+/// Of a stream it gives pieces, and behind the last one empty ones: its end. An end is reported by
+/// a call of its own, because there may be an error instead.
+///
+/// # Safety
+///
+/// As of libc's.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn recvmmsg(
+    fd: Fd,
+    to: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    limit: *mut libc::timespec,
+) -> c_int {
+    match refused(fd, flags) {
+        Some(0) if count > 0 => {
+            // SAFETY: the caller's arguments.
+            unsafe { (*to).msg_len = 0 };
+            return 1;
+        }
+        Some(given) => return c_int::try_from(given).unwrap_or(-1),
+        None => {}
+    }
+    // SAFETY: the caller's arguments.
+    let got = unsafe { sys::recvmmsg(fd, to, count, flags, limit) };
+    if got < 0 {
+        return c_int::try_from(ends::after_read(fd, -1)).unwrap_or(-1);
+    }
+    let mut whole = 0;
+    for i in 0..usize::try_from(got).unwrap_or(0) {
+        // SAFETY: the call has filled so many.
+        let message = unsafe { &*to.add(i) };
+        if message.msg_hdr.msg_controllen > 0 {
+            // SAFETY: nobody else has it.
+            unsafe { each_descriptor(&raw const message.msg_hdr, |fd| table::forget(*fd)) };
+        }
+        whole += c_int::from(message.msg_len > 0);
+    }
+    // A packet may be empty, unlike a piece of a stream.
+    if whole == got || table::kind(fd) == Kind::Other || !ends::is_toe(fd) {
+        return got;
+    }
+    match whole {
+        0 if ends::after_read(fd, 0) < 0 => -1,
+        0 => got,
+        whole => whole,
+    }
+}
+
 /// Calls `each` with the descriptors that a message carries.
 ///
 /// # Safety
@@ -253,15 +344,58 @@ pub(crate) unsafe extern "C-unwind" fn writev(fd: Fd, from: *const iovec, count:
         0,
         // SAFETY: the caller's arguments.
         || unsafe { sys::writev(fd, from, count) },
-        |flags| {
-            // SAFETY: zeroes are a message without anything.
-            let mut message: msghdr = unsafe { mem::zeroed() };
-            message.msg_iov = from.cast_mut();
-            message.msg_iovlen = usize::try_from(count).unwrap_or(usize::MAX);
-            // SAFETY: the caller's arguments; a message is only read.
-            unsafe { sys::sendmsg(fd, &raw const message, flags) }
-        },
+        // SAFETY: the caller's arguments.
+        |flags| unsafe { send_parts(fd, from, count, flags) },
     )
+}
+
+/// writev() with flags.
+///
+/// # Safety
+///
+/// As of writev().
+unsafe fn send_parts(fd: Fd, from: *const iovec, count: c_int, flags: c_int) -> ssize_t {
+    // SAFETY: zeroes are a message without anything.
+    let mut message: msghdr = unsafe { mem::zeroed() };
+    message.msg_iov = from.cast_mut();
+    message.msg_iovlen = usize::try_from(count).unwrap_or(usize::MAX);
+    // SAFETY: the caller's arguments; a message is only read.
+    unsafe { sys::sendmsg(fd, &raw const message, flags) }
+}
+
+/// # Safety
+///
+/// As of libc's.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn pwritev64v2(
+    fd: Fd,
+    from: *const iovec,
+    count: c_int,
+    at: off64_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the caller's arguments.
+    let plain = || unsafe { sys::pwritev64v2(fd, from, count, at, flags) };
+    if at != NO_OFFSET {
+        return plain();
+    }
+    // SAFETY: the caller's arguments.
+    written(fd, socket_flags(flags), plain, |flags| unsafe { send_parts(fd, from, count, flags) })
+}
+
+/// # Safety
+///
+/// As of libc's. `off_t` has 64 bits.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn pwritev2(
+    fd: Fd,
+    from: *const iovec,
+    count: c_int,
+    at: off_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the caller's arguments.
+    unsafe { pwritev64v2(fd, from, count, at, flags) }
 }
 
 /// # Safety

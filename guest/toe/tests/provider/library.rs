@@ -446,3 +446,47 @@ hear()
     assert_eq!((client.says(), native.says()), ("None True".into(), "accepted True".into()));
     assert_eq!(world.host.state().connections, 0);
 }
+
+#[test]
+fn all_calls_that_read_tell_a_reset_from_an_end() {
+    let Some(world) = World::of_scripts() else { return };
+    let server = world.script(
+        "
+listener = listening(8046)
+say('listens')
+for on in 1, 1, 0, 0:
+    s, _ = listener.accept()
+    s.sendall(b'five!')
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', on, 0))
+    s.close()
+",
+    );
+    assert_eq!(server.says(), "listens");
+    let client = world.script(
+        "
+class Part(ctypes.Structure): _fields_ = [('at', ctypes.c_char_p), ('len', ctypes.c_size_t)]
+class Message(ctypes.Structure): _fields_ = [
+    ('name', ctypes.c_void_p), ('name_len', ctypes.c_uint), ('parts', ctypes.POINTER(Part)),
+    ('count', ctypes.c_size_t), ('control', ctypes.c_void_p), ('control_len', ctypes.c_size_t),
+    ('flags', ctypes.c_int), ('pad', ctypes.c_int), ('len', ctypes.c_uint)]
+def recvmmsg(fd):
+    room = ctypes.create_string_buffer(100)
+    part = Part(ctypes.cast(room, ctypes.c_char_p), 100)
+    pair = (Message * 2)(*[Message(parts=ctypes.pointer(part), count=1) for _ in range(2)])
+    got = libc.recvmmsg(fd, pair, 2, socket.MSG_DONTWAIT, None)
+    if got < 0: return errno.errorcode[ctypes.get_errno()]
+    return [message.len for message in pair[:got]]
+def preadv2(fd):
+    return told(os.preadv, fd, [bytearray(100)], -1)
+for call in recvmmsg, preadv2, recvmmsg, preadv2:
+    s = connected(8046)
+    over = select.poll()
+    over.register(s, select.POLLRDHUP)
+    over.poll(20000)
+    say(call(s.fileno()), call(s.fileno()))
+",
+    );
+    let said: Vec<_> = (0..4).map(|_| client.says()).collect();
+    assert_eq!(said, ["[5] ECONNRESET", "5 ECONNRESET", "[5] [0, 0]", "5 0"]);
+    assert_eq!(world.host.state().connections, 4);
+}
