@@ -334,28 +334,48 @@ while hear():
 }
 
 #[test]
-fn a_socket_that_asks_for_what_only_tcp_has_is_native() {
+fn vtoe_12_a_socket_that_asks_for_what_only_tcp_has_is_native() {
     let Some(world) = World::of_scripts() else { return };
-    let server = world.script(&SIGNALLED_ECHO.replace("8023", "8029"));
-    server.says();
-    let mut client = world.launched_script(
+    world.host.state().ips.push("fd00::2".parse().expect("an address"));
+    let server = world.script(
         "
-key = bytes([2, 0, 0, 0, 10, 99, 0, 7]) + bytes(122) + bytes([4, 0, 0, 0, 0, 0]) + bytes(80)
-for level, name, value in [(6, 14, key),
-        (1, 36, 7), (1, 25, b'lo'), (1, 10, 1), (6, 1, 1)]:
-    s = socket.socket()
-    s.setsockopt(level, name, value)
-    s.connect((ip, 8029))
-    say(name)
-    hear()
-    s.close()
+listener = socket.create_server(('::', 8029), family=socket.AF_INET6, dualstack_ipv6=True)
+say('listens')
+while True: listener.accept()[0].close()
 ",
     );
-    // TCP_MD5SIG, SO_MARK, SO_BINDTODEVICE, SO_OOBINLINE; and TCP_NODELAY, which all may have.
-    for (name, by_toe) in [("14", 0), ("36", 0), ("25", 0), ("10", 0), ("1", 1)] {
-        assert_eq!(client.says(), name);
-        assert_eq!(world.host.state().connections, by_toe, "option {name}");
-        client.hears("go on");
+    assert_eq!(server.says(), "listens");
+    // TCP_MD5SIG, SO_MARK, SO_BINDTODEVICE, SO_OOBINLINE, IP_MINTTL, IP_UNICAST_IF (of the
+    // loopback); TCP_NODELAY, which all may have. Then those of IPv6: IPV6_TRANSPARENT,
+    // IPV6_HOPOPTS, IPV6_DSTOPTS, IPV6_MINHOPCOUNT, IPV6_UNICAST_IF; and IPV6_TCLASS.
+    let text = "
+key = bytes([2, 0, 0, 0, 10, 99, 0, 7]) + bytes(122) + bytes([4, 0, 0, 0, 0, 0]) + bytes(80)
+padding = bytes([0, 0, 1, 4, 0, 0, 0, 0])
+lo = struct.pack('!i', 1)
+for level, name, value in [(6, 14, key), (1, 36, 7), (1, 25, b'lo'), (1, 10, 1), (0, 21, 1),
+        (0, 50, lo), (6, 1, 1), (41, 75, 1), (41, 54, padding), (41, 59, padding), (41, 73, 1),
+        (41, 76, lo), (41, 67, 1)]:
+    s = socket.socket(socket.AF_INET6 if level == 41 else socket.AF_INET)
+    s.setsockopt(level, name, value)
+    s.connect(('fd00::2' if level == 41 else ip, 8029))
+    say(level, name)
+    hear()
+    s.close()
+";
+    let (tcp_only, any) = (["6 14", "1 36", "1 25", "1 10", "0 21", "0 50"], ["6 1"]);
+    let (v6_only, v6_any) = (["41 75", "41 54", "41 59", "41 73", "41 76"], ["41 67"]);
+    let table: [(&[&str], usize); 4] = [(&tcp_only, 0), (&any, 1), (&v6_only, 0), (&v6_any, 1)];
+    for kind in [World::script, World::launched_script] {
+        let mut connections = world.host.state().connections;
+        let mut client = kind(&world, text);
+        for (names, by_toe) in table {
+            for name in names {
+                connections += by_toe;
+                assert_eq!(client.says(), *name);
+                assert_eq!(world.host.state().connections, connections, "option {name}");
+                client.hears("go on");
+            }
+        }
     }
 }
 
