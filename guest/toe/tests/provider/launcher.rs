@@ -380,6 +380,19 @@ for level, name, value in [(6, 14, key), (1, 36, 7), (1, 25, b'lo'), (1, 10, 1),
 }
 
 #[test]
+fn vtoe_02_a_program_under_the_launcher_has_no_io_uring() {
+    let Some(world) = World::of_scripts() else { return };
+    // io_uring_setup(), which the kernel would answer with a complaint about its arguments.
+    let script = world.launched_script(
+        "
+libc.syscall(425, 1, None)
+say(errno.errorcode[ctypes.get_errno()])
+",
+    );
+    assert_eq!(script.says(), "ENOSYS");
+}
+
+#[test]
 fn a_program_whose_launcher_was_killed_goes_on_by_tcp() {
     let Some(world) = World::of_scripts() else { return };
     let mut script = world.launched_script(
