@@ -274,6 +274,8 @@ impl World {
                     return nonsense;
                 };
                 match message.kind {
+                    // Only the host that has connected asks.
+                    Kind::Request { .. } if self.is_opener => nonsense,
                     Kind::Request { .. } => {
                         let Some(request) = there[LEN..].first_chunk::<REQUEST_LEN>() else {
                             return nothing;
@@ -310,7 +312,9 @@ impl World {
                 if len <= StreamReader::BYTES_MAX { 2 + len } else { 2 }
             }
             Stage::Head => match there.first_chunk().map(Message::parse) {
-                Some(Ok(Message { kind: Kind::Request { .. }, .. })) => LEN + REQUEST_LEN,
+                Some(Ok(Message { kind: Kind::Request { .. }, .. })) if !self.is_opener => {
+                    LEN + REQUEST_LEN
+                }
                 _ => LEN,
             },
         };

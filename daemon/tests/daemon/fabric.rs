@@ -470,6 +470,29 @@ fn what_is_late_of_one_connection_means_nothing_for_the_next_of_its_stream() {
 
 #[test]
 #[ignore = "needs root: it makes network namespaces"]
+fn a_host_that_was_connected_to_asks_for_no_connection_in_that_stream() {
+    let names = two_hosts();
+    let (dir, one) = start(&names.0, 1, &[("a", 1, "")]);
+    let mut a = boot(&dir, "a");
+    let listener = names.1.enter(|| TcpListener::bind(("192.0.2.3", PORT)).unwrap());
+    let at = try_connect(&mut a, "10.0.0.9:80").unwrap();
+    let (mut host, asked) = accept(&listener);
+    host.answers(&asked, Kind::Reset(Errno::NotByToe));
+    until(&mut [&mut a], "it is refused", |g| g[0].socket(at).is_reset);
+    assert_eq!(fabric(&one).idle, 1);
+    host.answers(&message(1, Kind::Taken), Kind::Request { edge: 0 });
+    host.says(&request().emit()).is_hung_up_on();
+    let FabricStatus { nonsense, idle, streams, .. } = fabric(&one);
+    assert_eq!((nonsense, idle, streams), (1, 0, 0));
+    // Its guests are reached as before.
+    let at = try_connect(&mut a, "10.0.0.9:80").unwrap();
+    let (mut host, asked) = accept(&listener);
+    host.answers(&asked, Kind::Established { edge: 1 << 20 });
+    until(&mut [&mut a], "it is open", |g| g[0].socket(at).is_open);
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
 fn a_daemon_that_stands_is_not_waited_for() {
     let World { mut a, two, one, names: _names, dirs: _dirs, b: _b, .. } = world();
     two.signal(Signal::SIGSTOP);

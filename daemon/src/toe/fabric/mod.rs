@@ -363,6 +363,9 @@ impl Streams {
             return true; // the other host says when
         }
         let idle = self.idle.entry((stream.own, stream.host)).or_default();
+        if idle.contains(&id) {
+            return true; // or two connections would have it
+        }
         if idle.len() >= IDLE_MAX {
             return false;
         }
@@ -630,6 +633,16 @@ mod tests {
         streams.get_mut(id).unwrap().waits = None;
         assert_eq!(streams.pop_due(NOW + T_OWED), Some(id));
         assert!(streams.get(id).unwrap().is_owed());
+    }
+
+    #[test]
+    fn an_idle_stream_is_there_for_one_connection_however_often_it_is_given_back() {
+        let mut streams = Streams { most: 16, ..Streams::default() };
+        let id = streams.insert(Stream::to(NOW, HostId(1), HERE)).unwrap();
+        assert!(streams.give_back(NOW, id) && streams.give_back(NOW, id));
+        assert_eq!(streams.status().unwrap().idle, 1);
+        assert_eq!(streams.take(NOW, HERE, (HostId(1), HERE)), Some(id));
+        assert_eq!(streams.take(NOW, HERE, (HostId(1), HERE)), None);
     }
 
     #[test]

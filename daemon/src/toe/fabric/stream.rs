@@ -334,8 +334,9 @@ impl Stream {
         }
         let (head, request) = self.head.split_first_chunk::<LEN>().expect("it is longer");
         let Ok(message) = Message::parse(head) else { return Some(Heard::Nonsense) };
-        // Only one of both hosts asks for connections.
-        if message.to != self.ours {
+        // Only the host that has begun a stream asks for connections in it.
+        let asks = matches!(message.kind, Kind::Request { .. });
+        if message.to != self.ours || asks && self.ours == Side::Opener {
             return Some(Heard::Nonsense);
         }
         let heard = match message.kind {
