@@ -184,10 +184,13 @@ impl Toe {
         self.said(now, id, said);
     }
 
-    /// An answer to what is for nobody, behind what is heard now.
+    /// An answer to what is for nobody, behind what is heard now. A stream that has a connection
+    /// says none: an honest host asks there only for what it hears in that stream next, and what a
+    /// host asks for and does not read would be kept and charged to the connection's guest.
     pub(super) fn answer(&mut self, now: Instant, message: &Message) {
         if let Some(id) = self.heard
             && let Some(stream) = self.streams.get_mut(id)
+            && stream.carried.is_none()
         {
             let said = stream.say(now, message, None);
             self.said(now, id, said);

@@ -595,6 +595,36 @@ fn who_sends_descriptors_that_nobody_receives_ends_no_process_of_the_daemon() {
     assert_eq!(fabric(&one).streams, 1);
 }
 
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn what_a_host_asks_again_and_again_beside_a_connection_is_not_answered() {
+    let names = two_hosts();
+    let (dir, _two) = start(&names.1, 2, &[("b", 2, "")]);
+    let mut b = boot(&dir, "b");
+    listen(&mut b, SERVER);
+    let mut one = Stranger::new(&names.0, 1);
+    one.meets().asks(4, "10.0.0.1:5", SERVER);
+    until(&mut [&mut b], "a connection", |g| {
+        g[0].sockets.values().filter(|it| it.is_open).count() == 2
+    });
+    assert!(matches!(one.hears(), Kind::Established { .. }));
+    let at_b = *b.sockets.keys().find(|ports| ports.host >= 1 << 16).unwrap();
+    assert_eq!(one.says(&message(4, Kind::Fin { total: 0 }).emit()).hears(), Kind::Taken);
+    for _ in 0..1000 {
+        let probe = |finished| Kind::Probe { sent: 0, finished, edge: 1 << 16 };
+        one.says(&message(99, probe(false)).emit()).says(&message(4, probe(true)).emit());
+    }
+    // There is room for the rest as soon as all that has been heard.
+    one.says(&message(4, Kind::Credit { edge: 1 << 20 }).emit());
+    let (sent, mut got) = (bytes(7, 100_000), Payload::default());
+    b.write(at_b, &sent);
+    until(&mut [&mut b], "all is there, and nothing else", |_| {
+        got.read(&mut one);
+        got.bytes.len() == sent.len()
+    });
+    assert_eq!(got.bytes, sent);
+}
+
 /// What came of a connection's payload.
 #[derive(Default)]
 struct Payload {

@@ -386,6 +386,12 @@ impl Stream {
         message: &Message,
         request: Option<&Request>,
     ) -> Result<(), Lost> {
+        // It arrives, or the stream ends: whoever asks for it again has it said once all the same.
+        let is_repeated = matches!(message.kind, Kind::Taken)
+            && self.carried.is_some_and(|it| it.name == message.id && it.said_taken);
+        if is_repeated {
+            return Ok(());
+        }
         self.note(message, true);
         let mut bytes = message.emit().to_vec();
         bytes.extend(request.iter().flat_map(|request| request.emit()));
