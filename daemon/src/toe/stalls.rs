@@ -4,7 +4,9 @@ use nightporter_core::time::{Duration, Instant};
 
 use super::Toe;
 
-/// How long a sender waits for receivers that take nothing, and how often it is looked at then.
+/// How long a sender waits for receivers that take nothing, and how often it is looked at then. A
+/// guest of this host must take each byte within this time, and a stream to another host a quarter
+/// of what waits for it.
 const T_STALL: Duration = Duration::from_secs(5);
 const T_STALL_AGAIN: Duration = Duration::from_secs(1);
 /// A turn that is so late was kept from being taken: what has come meanwhile is heard first.
@@ -19,6 +21,7 @@ impl Toe {
         let pause = now.since(due);
         self.stalled.iter_mut().for_each(|(_, at)| *at = *at + pause);
         self.kept.forgive(pause);
+        self.streams.forgive(pause);
     }
 
     /// Whether a sender waits for receivers.

@@ -7,6 +7,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use nightporter_api::{Change, FabricStatus};
 use nightporter_core::toe::control::Ask;
@@ -640,8 +641,10 @@ impl Payload {
         assert_eq!(end, Err(std::io::ErrorKind::WouldBlock));
         let mut rest = &self.raw[..];
         while let Some((head, behind)) = rest.split_first_chunk::<LEN>() {
-            let Kind::Data { offset, len } = Message::parse(head).unwrap().kind else {
-                panic!("{:?}", Message::parse(head));
+            let (offset, len) = match Message::parse(head).unwrap().kind {
+                Kind::Data { offset, len } => (offset, len),
+                Kind::Probe { sent, .. } => (sent, 0),
+                kind => panic!("{kind:?}"),
             };
             let Some((payload, behind)) = behind.split_at_checked(len as usize) else { break };
             assert_eq!(offset, self.bytes.len() as u64);
@@ -653,6 +656,67 @@ impl Payload {
     }
 }
 
+/// A guest's connections to a host, that host's ends, and what came there.
+type Slow = Vec<(Ports, Stranger, Payload)>;
+
+/// So many connections of a guest to a host that has room for all and reads nothing by itself.
+fn connect_to_slow(a: &mut SocketGuest, names: &(Namespace, Namespace), n: usize) -> Slow {
+    let listener = names.1.enter(|| TcpListener::bind(("192.0.2.3", PORT)).unwrap());
+    rustix::net::sockopt::set_socket_recv_buffer_size(&listener, 4096).unwrap();
+    let connect = |_| {
+        let ports = try_connect(a, "10.0.0.9:80").unwrap();
+        let (mut host, asked) = accept(&listener);
+        host.answers(&asked, Kind::Established { edge: 1 << 30 });
+        until(&mut [&mut *a], "a connection", |g| g[0].socket(ports).is_open);
+        (ports, host, Payload::default())
+    };
+    (0..n).map(connect).collect()
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn a_host_that_takes_a_little_now_and_then_does_not_stop_a_guest_for_ever() {
+    let names = two_hosts();
+    let (one_dir, one) = start(&names.0, 1, &[("a", 1, "")]);
+    let (dir, _two) = start(&names.1, 2, &[("b", 2, "")]);
+    let (mut a, mut b) = (boot(&one_dir, "a"), boot(&dir, "b"));
+    listen(&mut b, SERVER);
+    let (to_b, at_b) = connect(&mut a, &mut b, SERVER);
+    // The kernel keeps little.
+    let tcp_wmem = || std::fs::write("/proc/sys/net/ipv4/tcp_wmem", "4096 16384 65536");
+    names.0.enter(tcp_wmem).unwrap();
+    let mut slow = connect_to_slow(&mut a, &names, 40);
+    // Who sends first, after others have been idle for a while, is shown much room and keeps it.
+    for group in slow.chunks(8) {
+        let (first, others) = group.split_at(2);
+        let mut wrote = None::<Instant>;
+        until(&mut [&mut a], "they have room", |g| {
+            if wrote.is_none_or(|at| at.elapsed().as_millis() >= 50) {
+                wrote = Some(Instant::now());
+                first.iter().for_each(|(at, ..)| g[0].write(*at, b"!"));
+            }
+            first.iter().all(|(at, ..)| g[0].room(*at) > 900 << 10)
+        });
+        for (at, ..) in others {
+            a.write(*at, b"!");
+            until(&mut [&mut a], "it has room", |g| g[0].room(*at) > 64 << 10);
+        }
+    }
+    let sent = bytes(7, 1 << 20);
+    slow.iter().for_each(|(at, ..)| a.write(*at, &sent));
+    until(&mut [&mut a], "so much is kept", |_| toe(&one, "a").kept_bytes > 16 << 20);
+    a.write(to_b, b"late, but not never");
+    let mut read = Instant::now();
+    until(&mut [&mut a, &mut b], "it goes on", |g| {
+        if read.elapsed().as_millis() >= 250 {
+            read = Instant::now();
+            slow.iter_mut().for_each(|(_, host, _)| drop(host.0.read(&mut [0; 2048])));
+        }
+        g[1].socket(at_b).got.ends_with(b"never")
+    });
+    assert!(slow.iter().any(|(at, ..)| a.socket(*at).is_reset));
+}
+
 #[test]
 #[ignore = "needs root: it makes network namespaces"]
 fn a_host_that_takes_nothing_does_not_stop_a_guest_for_others() {
@@ -661,17 +725,7 @@ fn a_host_that_takes_nothing_does_not_stop_a_guest_for_others() {
     let (dir, _two) = start(&names.1, 2, &[("b", 2, "")]);
     let (mut a, mut b) = (boot(&one_dir, "a"), boot(&dir, "b"));
     listen(&mut b, SERVER);
-    // A host that accepts all and reads nothing.
-    let listener = names.1.enter(|| TcpListener::bind(("192.0.2.3", PORT)).unwrap());
-    rustix::net::sockopt::set_socket_recv_buffer_size(&listener, 4096).unwrap();
-    let mut slow = Vec::new();
-    for _ in 0..60 {
-        let ports = try_connect(&mut a, "10.0.0.9:80").unwrap();
-        let (mut host, asked) = accept(&listener);
-        host.answers(&asked, Kind::Established { edge: 1 << 20 });
-        until(&mut [&mut a], "a connection", |g| g[0].socket(ports).is_open);
-        slow.push((ports, host, Payload::default()));
-    }
+    let mut slow = connect_to_slow(&mut a, &names, 60);
     let (to_b, at_b) = connect(&mut a, &mut b, SERVER);
     let sent = bytes(7, 1 << 20);
     slow.iter().for_each(|(at, ..)| a.write(*at, &sent));

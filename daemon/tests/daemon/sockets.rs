@@ -429,9 +429,14 @@ impl SocketGuest {
         self.sockets.get_mut(&ports).expect("it is there").to_send.extend(bytes);
     }
 
+    /// Bytes that its process may write.
+    pub(crate) fn room(&self, ports: Ports) -> usize {
+        self.sockets[&ports].room()
+    }
+
     /// Whether its process may write.
     pub(crate) fn has_room(&self, ports: Ports) -> bool {
-        self.sockets[&ports].room() > 0
+        self.room(ports) > 0
     }
 
     /// Its process reads from now on, or does not.

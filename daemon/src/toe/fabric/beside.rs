@@ -8,6 +8,7 @@ use nightporter_core::time::Instant;
 use nightporter_core::toe::message::{Kind, Message};
 use nightporter_core::toe::sockets::SocketId;
 
+use super::pace::Pace;
 use super::{Fabric, Heard, Lost, Stream, StreamId, Streams};
 use crate::port::vhost_user::VhostUserPort;
 use crate::toe::batch::Batch;
@@ -119,7 +120,7 @@ impl Streams {
             return stream.carry(now, batch, port);
         }
         if stream.waiting() == 0 {
-            stream.moved = now;
+            stream.pace = Pace::new(now);
         }
         self.stats.ucx_sent += batch.messages().count() as u64;
         let mut beside = self.beside(id).ok_or(Lost)?;
@@ -246,7 +247,8 @@ impl Streams {
         let id = StreamId::of(tag);
         let stream = self.get_mut(id)?;
         stream.channel.unsent -= len;
-        stream.moved = now;
+        let waiting = stream.waiting();
+        stream.pace.note_taken(now, len, waiting);
         Some(id)
     }
 

@@ -3,6 +3,7 @@
 //!
 //! - `stream` is one of them: messages and payload, in and out.
 //! - `beside` is UCX, if payload goes by that.
+//! - `pace` says whether what waits in a stream is taken fast enough.
 //! - `peers` is who may speak for whom, as the registry says.
 //! - `reader` is a stream for the fuzzer.
 //! - `tickets` is by what a stream shows whose it is.
@@ -13,6 +14,7 @@
 //! until its guest has no room, and then it stays where it is, in the kernel's buffer.
 
 mod beside;
+mod pace;
 mod peers;
 mod reader;
 mod stream;
@@ -282,16 +284,21 @@ impl Streams {
         self.by_guest.range(all).map(|(_, _, id)| *id).collect()
     }
 
-    /// Streams that are used for guests with this device and in which something waits, unmoved
-    /// since then.
+    /// Streams that are used for guests with this device and have taken too little since then.
     pub(super) fn stuck(&self, device: usize, since: Instant) -> Vec<StreamId> {
         let all = self.places.iter().zip(0..).filter_map(|(place, at)| {
             let stream = place.stream.as_deref()?;
             let is_its = stream.carried.is_some_and(|it| it.device == device);
-            (is_its && stream.waiting() > 0 && stream.moved <= since)
+            (is_its && stream.is_stuck(since))
                 .then_some(StreamId { place: at, generation: place.generation })
         });
         all.collect()
+    }
+
+    /// For so long nobody was served, and no stream was asked to take anything.
+    pub(super) fn forgive(&mut self, pause: Duration) {
+        let all = self.places.iter_mut().filter_map(|place| place.stream.as_deref_mut());
+        all.for_each(|stream| stream.pace.forgive(pause));
     }
 
     fn insert(&mut self, stream: Stream) -> Option<StreamId> {
@@ -582,10 +589,14 @@ mod tests {
     const NOW: Instant = Instant::from_secs(1000);
     const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 
+    fn sockets() -> (OwnedFd, OwnedFd) {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap()
+    }
+
     /// A stream that another host has begun, and that host's end of it.
     fn stream(streams: &mut Streams) -> (StreamId, OwnedFd) {
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let (a, b) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        let (a, b) = sockets();
         streams.most = 16;
         let id = streams.insert(Stream::from(NOW, (HostId(1), HERE), a)).unwrap();
         (id, b)
@@ -613,6 +624,32 @@ mod tests {
             assert!(stream.kept_len() < 1 << 20, "{} of {said} messages", stream.kept_len());
         }
         assert!(took > 30 << 20, "{took}");
+    }
+
+    #[test]
+    fn a_host_that_takes_a_little_now_and_then_is_stuck_and_one_that_takes_a_quarter_is_not() {
+        for (bytes, is_stuck) in [(8_000, true), (300_000, false)] {
+            let (ours, theirs) = sockets();
+            let mut stream = Stream::to(NOW, HostId(1), HERE);
+            while stream.waiting() < 1 << 20 {
+                stream.say(NOW, &message(Kind::Credit { edge: 1 }), None).unwrap();
+            }
+            stream.set_socket(ours);
+            let mut now = NOW;
+            while stream.waiting() > 0 && !stream.is_stuck(now - Duration::from_secs(5)) {
+                now = now + Duration::from_secs(3);
+                let (mut taken, before) = (0, stream.waiting());
+                stream.flush(now).unwrap();
+                while (taken < bytes || stream.waiting() == before)
+                    && let Ok(len) = rustix::io::read(&theirs, &mut [0; 4096])
+                {
+                    taken += len;
+                    stream.flush(now).unwrap();
+                }
+                assert!(stream.waiting() < before);
+            }
+            assert_eq!(stream.waiting() > 1 << 19, is_stuck, "{} of 1 MiB", stream.waiting());
+        }
     }
 
     #[test]

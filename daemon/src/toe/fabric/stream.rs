@@ -16,6 +16,7 @@ use nightporter_core::toe::sockets::SocketId;
 use rustix::io::{read, write};
 
 use super::Fabric;
+use super::pace::Pace;
 use crate::port::vhost_user::VhostUserPort;
 use crate::toe::batch::Batch;
 use crate::toe::trust::{SECRET_LEN, Ticket};
@@ -132,8 +133,8 @@ pub(in super::super) struct Stream {
     taken: usize,
     /// The socket may take more of it, and no event will say so.
     has_more_to_flush: bool,
-    /// When it last took something of that, or that began.
-    pub(in super::super) moved: Instant,
+    /// How fast it takes that, and what UCX has not sent.
+    pub(super) pace: Pace,
     /// Bytes of `out` that are counted for the guest behind it.
     pub(in super::super) charged: usize,
     /// Bytes that are counted for it as promised to the other host: see [`crate::toe::arrivals`].
@@ -188,7 +189,7 @@ impl Stream {
             out: Vec::new(),
             taken: 0,
             has_more_to_flush: false,
-            moved: now,
+            pace: Pace::new(now),
             charged: 0,
             promised: 0,
             sent_in: 0,
@@ -253,6 +254,11 @@ impl Stream {
     /// Bytes that wait until the socket takes them, or UCX has sent them.
     pub(in super::super) fn waiting(&self) -> usize {
         self.untaken() + self.channel.unsent
+    }
+
+    /// Whether something waits, and too little of it was taken since then: see [`Pace`].
+    pub(in super::super) fn is_stuck(&self, since: Instant) -> bool {
+        self.waiting() > 0 && self.pace.has_lasted_since(since)
     }
 
     /// Bytes that wait until the socket takes them.
@@ -412,8 +418,10 @@ impl Stream {
 
     /// Something is about to wait.
     fn begin_to_keep(&mut self, now: Instant) {
+        if self.waiting() == 0 {
+            self.pace = Pace::new(now);
+        }
         if self.out.is_empty() {
-            self.moved = now;
             // The socket may have taken less than it has room for.
             self.has_more_to_flush = self.socket.is_some();
         }
@@ -431,7 +439,8 @@ impl Stream {
             match sent(write(socket, &self.out[self.taken..end]).map_err(Into::into))? {
                 0 => break,
                 n => {
-                    (self.taken, self.moved) = (self.taken + n, now);
+                    self.taken += n;
+                    self.pace.note_taken(now, n, self.waiting());
                     budget -= n;
                 }
             }
