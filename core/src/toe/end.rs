@@ -299,7 +299,7 @@ impl End {
 
     /// `len` bytes of what was to be delivered are in the guest's memory now.
     pub fn delivered(&mut self, now: Instant, len: u64) {
-        self.inbound.deliver(len);
+        self.inbound.deliver(now, len);
         self.heard = now;
         self.look_for_end(now);
     }

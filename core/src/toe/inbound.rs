@@ -45,7 +45,7 @@ pub struct Inbound {
     step: u64,
     /// No room is given for more bytes than this beyond those that are in the guest's memory.
     limit: u64,
-    /// Since when something is missing.
+    /// Since when something is missing and is read.
     hole_since: Option<Instant>,
     /// What the fabric holds: offset and length, in order. None overlaps another.
     held: Vec<(u64, u64)>,
@@ -87,10 +87,12 @@ impl Inbound {
         self.total == Some(self.delivered)
     }
 
-    /// When what is missing is lost.
+    /// When what is missing is lost. While the guest does not take what it is to have, as one that
+    /// is paused, the fabric may not be read, and what is missing may be there.
     #[must_use]
     pub fn hole_deadline(&self) -> Option<Instant> {
-        self.hole_since.map(|since| since + T_TOE_HOLE)
+        let since = self.hole_since.filter(|_| !self.has_undelivered())?;
+        Some(since + T_TOE_HOLE)
     }
 
     /// `len` bytes from `offset` on have come.
@@ -176,11 +178,12 @@ impl Inbound {
         Ok(())
     }
 
-    /// So many bytes more are in the guest's memory.
-    pub fn deliver(&mut self, len: u64) {
+    /// So many bytes more are in the guest's memory. What is missing is read from now on.
+    pub fn deliver(&mut self, now: Instant, len: u64) {
         let undelivered = self.arrived - self.delivered;
         assert!(len <= undelivered, "{len} bytes were delivered, {undelivered} have come");
         self.delivered += len;
+        self.hole_since = self.hole_since.map(|_| now);
     }
 
     /// The guest has room up to `edge`.

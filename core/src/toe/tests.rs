@@ -192,6 +192,31 @@ fn vtoe_10_a_guest_that_is_paused_for_an_hour_with_data_due_loses_nothing() {
 }
 
 #[test]
+fn vtoe_10_a_guest_that_is_paused_loses_no_bytes_to_a_fin_that_overtook_them() {
+    for is_lost in [false, true] {
+        let [mut a, mut b] = pair(1000);
+        let [first, second] = [(); 2].map(|()| a.send(START, 10).expect("it may").kind);
+        a.finish(START);
+        // The fabric shows the second as soon as the guest has the first, and the FIN at once.
+        assert_eq!(b.handle_message(START, first), Verdict::Deliver);
+        talk(&mut a, &mut b, START);
+        let hour = START + Duration::from_secs(3600);
+        hears_nothing(&mut b, START, hour);
+        assert_eq!(b.state(), State::Open);
+        b.delivered(hour, 10);
+        assert_eq!(b.poll_timeout(), Some(hour + T_TOE_HOLE));
+        if is_lost {
+            b.handle_timeout(hour + T_TOE_HOLE);
+            assert_eq!(heard(&mut b), [Event::Failed(Errno::Reset)]);
+        } else {
+            assert_eq!(b.handle_message(hour, second), Verdict::Deliver);
+            b.delivered(hour, 10);
+            assert_eq!((b.state(), heard(&mut b)), (State::Remaining, vec![Event::Ended]));
+        }
+    }
+}
+
+#[test]
 fn vtoe_06_each_way_not_to_be_established_has_its_errno() {
     for errno in Errno::ALL {
         let mut end = End::connect(START, name(), 1000);

@@ -41,6 +41,10 @@ mutations! { SOCKETS:
     "let hole = [[self.inbound.hole_deadline().is_some_and(passed)]];"
     => "false";
 
+    "a guest that is paused loses bytes that a FIN has overtaken", "VTOE-10", "hole_deadline",
+    "!self.has_undelivered()"
+    => "true";
+
     "a host that is silent is waited for for ever", "VTOE-06", "handle_timeout",
     "let silence = [[self.silence_deadline().is_some_and(passed)]];"
     => "false";
