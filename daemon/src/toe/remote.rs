@@ -223,7 +223,7 @@ impl Toe {
         let from = self.rules.own_address(request.network)?;
         let to = (host, self.rules.peers.address_of(host)?);
         let VmId(at) = self.host.vm_of(socket)?;
-        let id = self.streams.take(now, from, to)?;
+        let id = self.streams.take(now, (at as usize, from), to)?;
         let guest = (request.network, request.to.ip());
         self.streams.give(id, message.id, (socket, at as usize), guest);
         self.show_first_room(now, socket, at as usize);

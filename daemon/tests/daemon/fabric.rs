@@ -626,6 +626,41 @@ fn what_a_host_asks_again_and_again_beside_a_connection_is_not_answered() {
     assert_eq!(got.bytes, sent);
 }
 
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn a_guest_leaves_as_many_streams_to_a_host_as_it_has_and_that_host_has_its_own() {
+    let names = two_hosts();
+    let few = |on: &Namespace, n, vms: &[(&str, u8, &str)]| {
+        let dir = Dir::new();
+        let config = configure(&dir, n, "", vms);
+        // Of these there may be 128 streams, a quarter of them to a host.
+        let host = on.enter(|| Host::start_as(&dir, &mut command_after("ulimit -n 256", &config)));
+        (dir, host)
+    };
+    let (one_dir, one) = few(&names.0, 1, &[("a", 1, "")]);
+    let (two_dir, two) = few(&names.1, 2, &[("b", 2, ""), ("c", 3, "")]);
+    let [mut a, mut b, mut c] =
+        [(&one_dir, "a"), (&two_dir, "b"), (&two_dir, "c")].map(|(dir, vm)| boot(dir, vm));
+    listen(&mut a, "10.0.0.1:80");
+    listen(&mut b, SERVER);
+    let connect = |from: &mut SocketGuest, to: &mut SocketGuest, server| {
+        let at = try_connect(from, server).unwrap();
+        until(&mut [from, to], "an answer", |g| {
+            g[0].socket(at).is_open || g[0].socket(at).is_reset
+        });
+        from.socket(at).is_open
+    };
+    let mut to_a = |from: &mut SocketGuest| {
+        let open = (0..40).map(|_| connect(from, &mut a, "10.0.0.1:80"));
+        open.filter(|is_open| *is_open).count()
+    };
+    assert_eq!([to_a(&mut b), to_a(&mut c)], [16, 8]);
+    // It is not taken for away.
+    assert!((0..10).all(|_| connect(&mut a, &mut b, SERVER)));
+    let all = [fabric(&one), fabric(&two)].map(|it| (it.streams, it.refused, it.lost));
+    assert_eq!(all, [(34, 0, 0); 2]);
+}
+
 /// What came of a connection's payload.
 #[derive(Default)]
 struct Payload {

@@ -3,6 +3,7 @@
 //!
 //! - `stream` is one of them: messages and payload, in and out.
 //! - `beside` is UCX, if payload goes by that.
+//! - `counts` says who may have one more.
 //! - `pace` says whether what waits in a stream is taken fast enough.
 //! - `peers` is who may speak for whom, as the registry says.
 //! - `reader` is a stream for the fuzzer.
@@ -14,6 +15,7 @@
 //! until its guest has no room, and then it stays where it is, in the kernel's buffer.
 
 mod beside;
+mod counts;
 mod pace;
 mod peers;
 mod reader;
@@ -47,6 +49,7 @@ use crate::toe::trust::{ProofDoors, Trust, Way};
 use crate::toe::ucx::{Ucx, Worker};
 use crate::token::Token;
 use crate::vhost::vsock::Vsock;
+use counts::Counts;
 pub(super) use peers::{Gone, Peers};
 pub use reader::StreamReader;
 pub use stream::Heard;
@@ -154,14 +157,12 @@ pub(super) struct Streams {
     said: Option<Instant>,
     /// When it was said that this host cannot connect.
     said_failed: Option<Instant>,
-    most: usize,
+    counts: Counts,
     places: Vec<Place>,
     free: Vec<u32>,
     by_socket: BTreeMap<SocketId, StreamId>,
     /// By the guest of the other host: its network and address.
     by_guest: BTreeSet<(HostId, (u32, IpAddr), StreamId)>,
-    /// Of each host.
-    counts: BTreeMap<HostId, usize>,
     /// To each host, from each address of this one.
     idle: BTreeMap<(IpAddr, HostId), Vec<StreamId>>,
     ready: VecDeque<StreamId>,
@@ -199,7 +200,7 @@ impl Streams {
         self.trust = doors.proof.map(Trust::start).transpose()?;
         self.ucx = doors.ucx.map(Ucx::new);
         let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
-        self.most = usize::try_from(files / 2).unwrap_or(STREAMS_MAX).min(STREAMS_MAX);
+        self.counts.set_most(usize::try_from(files / 2).unwrap_or(STREAMS_MAX).min(STREAMS_MAX));
         self.listeners = doors.listeners;
         self.dialer = Some(doors.dialer);
         Ok(())
@@ -212,7 +213,7 @@ impl Streams {
 
     /// Whether there was ever a way to other hosts: what has begun goes on without [`Dialer`].
     pub(super) const fn was_opened(&self) -> bool {
-        self.most > 0
+        self.counts.most() > 0
     }
 
     /// Whether a stream has more waiting than anybody honest makes it have.
@@ -253,7 +254,7 @@ impl Streams {
 
     /// What an operator hears.
     pub(super) fn status(&self) -> Option<FabricStatus> {
-        let streams = (self.places.len() - self.free.len()) as u64;
+        let streams = self.counts.all() as u64;
         let idle = self.idle.values().map(|list| list.len() as u64).sum();
         let unproven = self.stats.unproven + self.trust.as_ref().map_or(0, Trust::refused);
         let (endpoints, waiting) = (self.ends_of_ucx(), self.waits_by_ucx());
@@ -301,28 +302,25 @@ impl Streams {
         all.for_each(|stream| stream.pace.forgive(pause));
     }
 
-    fn insert(&mut self, stream: Stream) -> Option<StreamId> {
-        if self.places.len() - self.free.len() >= self.most {
-            return None;
-        }
+    fn insert(&mut self, stream: Stream) -> StreamId {
         let place = self.free.pop().unwrap_or_else(|| {
             self.places.push(Place::default());
             u32::try_from(self.places.len() - 1).expect("they are bounded")
         });
-        *self.counts.entry(stream.host).or_default() += 1;
+        self.counts.begin(stream.host, stream.ours == Side::Opener);
         let at = &mut self.places[place as usize];
         at.generation = at.generation.wrapping_add(1);
         let id = StreamId { place, generation: at.generation };
         at.stream = Some(Box::new(stream));
-        Some(id)
+        id
     }
 
-    /// A stream for a connection from this address to that host: an idle one, or a new one.
-    /// `None`: there are as many as there may be.
+    /// A stream for a connection of the guest with this device, from this address to that host: an
+    /// idle one, or a new one. `None`: the guest has as many as it may.
     pub(super) fn take(
         &mut self,
         now: Instant,
-        from: IpAddr,
+        (device, from): (usize, IpAddr),
         (host, address): (HostId, IpAddr),
     ) -> Option<StreamId> {
         if let Some(id) = self.idle.get_mut(&(from, host)).and_then(Vec::pop) {
@@ -330,10 +328,10 @@ impl Streams {
             self.stats.reused += 1;
             return Some(id);
         }
-        if !self.is_open() {
+        if !self.is_open() || !self.counts.may_go_to(host, device) {
             return None;
         }
-        let id = self.insert(Stream::to(now, host, from))?;
+        let id = self.insert(Stream::to(now, host, from));
         self.introduce(id);
         self.set_deadline(id, Some(now + T_DIAL));
         self.begin(id, Way { own: from, peer: address });
@@ -352,7 +350,11 @@ impl Streams {
         let Some(stream) = self.get_mut(id) else { return };
         stream.set_carried(name, (socket, device), guest);
         let host = stream.host;
-        let is_new = !stream.is_proven && stream.ours == Side::Opener;
+        let is_ours = stream.ours == Side::Opener;
+        let is_new = !stream.is_proven && is_ours;
+        if is_ours {
+            self.counts.give(host, device);
+        }
         self.by_socket.insert(socket, id);
         self.by_guest.insert((host, guest, id));
         if !is_new {
@@ -398,31 +400,30 @@ impl Streams {
 
     fn part(&mut self, id: StreamId) {
         let Some(stream) = self.get_mut(id) else { return };
-        let host = stream.host;
+        let (host, is_ours) = (stream.host, stream.ours == Side::Opener);
         if let Some(carried) = stream.carried.take() {
             self.by_socket.remove(&carried.socket);
             self.by_guest.remove(&(host, carried.guest, id));
+            if is_ours {
+                self.counts.take_back(host, carried.device);
+            }
         }
     }
 
     /// It is no more; as it was.
     pub(super) fn remove(&mut self, id: StreamId) -> Option<Stream> {
-        self.get(id)?;
+        let carried = self.get(id)?.carried;
         self.set_deadline(id, None);
-        let stream = self.places[id.place as usize].stream.take()?;
+        self.part(id);
+        let mut stream = *self.places[id.place as usize].stream.take()?;
+        stream.carried = carried;
         self.free.push(id.place);
         self.leave_worker(&stream);
-        if let Some(carried) = stream.carried {
-            self.by_socket.remove(&carried.socket);
-            self.by_guest.remove(&(stream.host, carried.guest, id));
-        }
-        if let Some(count) = self.counts.get_mut(&stream.host) {
-            *count -= 1;
-        }
+        self.counts.end(stream.host, stream.ours == Side::Opener);
         if let Some(idle) = self.idle.get_mut(&(stream.own, stream.host)) {
             idle.retain(|known| *known != id);
         }
-        Some(*stream)
+        Some(stream)
     }
 
     /// There may be something to do for it.
@@ -505,16 +506,11 @@ impl Streams {
             };
             let from = from.and_then(|from| SocketAddr::try_from(from).ok());
             let host = from.and_then(|from| peers.host_at(from.ip()));
-            let has_room =
-                |host: &HostId| self.counts.get(host).copied().unwrap_or(0) < self.most / 4;
-            let Some(host) = host.filter(has_room) else {
+            let Some(host) = host.filter(|host| self.counts.may_come_from(*host)) else {
                 self.stats.refused += 1;
                 continue;
             };
-            let Some(id) = self.insert(Stream::from(now, (host, *own), socket)) else {
-                self.stats.refused += 1;
-                continue;
-            };
+            let id = self.insert(Stream::from(now, (host, *own), socket));
             self.stats.accepted += 1;
             self.introduce(id);
             self.set_deadline(id, Some(now + T_HELLO));
@@ -597,8 +593,7 @@ mod tests {
     /// A stream that another host has begun, and that host's end of it.
     fn stream(streams: &mut Streams) -> (StreamId, OwnedFd) {
         let (a, b) = sockets();
-        streams.most = 16;
-        let id = streams.insert(Stream::from(NOW, (HostId(1), HERE), a)).unwrap();
+        let id = streams.insert(Stream::from(NOW, (HostId(1), HERE), a));
         (id, b)
     }
 
@@ -674,12 +669,11 @@ mod tests {
 
     #[test]
     fn an_idle_stream_is_there_for_one_connection_however_often_it_is_given_back() {
-        let mut streams = Streams { most: 16, ..Streams::default() };
-        let id = streams.insert(Stream::to(NOW, HostId(1), HERE)).unwrap();
+        let mut streams = Streams::default();
+        let id = streams.insert(Stream::to(NOW, HostId(1), HERE));
         assert!(streams.give_back(NOW, id) && streams.give_back(NOW, id));
-        assert_eq!(streams.status().unwrap().idle, 1);
-        assert_eq!(streams.take(NOW, HERE, (HostId(1), HERE)), Some(id));
-        assert_eq!(streams.take(NOW, HERE, (HostId(1), HERE)), None);
+        let mut take = || streams.take(NOW, (0, HERE), (HostId(1), HERE));
+        assert_eq!((take(), take()), (Some(id), None));
     }
 
     #[test]
