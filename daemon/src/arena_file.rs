@@ -303,7 +303,7 @@ fn allocate(
 fn slow(bytes: usize, took: Duration) -> Option<String> {
     let size = human_bytes((bytes as u64).next_multiple_of(1 << 20));
     (took > QUICK)
-        .then(|| format!("the allocation of a store of {size} took {:.1} s", took.as_secs_f64()))
+        .then(|| format!("the allocation of {size} for the store took {:.1} s", took.as_secs_f64()))
 }
 
 /// The log says nothing of an allocation that takes no longer.

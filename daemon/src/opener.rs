@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::aside::Aside;
-use crate::broker::{Broker, Buffers};
+use crate::broker::Broker;
 use crate::config::UplinkConfig;
 use crate::port::overlay::OverlaySockets;
 use crate::port::{Port, Wanted};
@@ -30,7 +30,8 @@ pub(crate) enum Task {
 pub(crate) enum Done {
     Opened(Wanted, Result<Box<Port>, OpenFailure>),
     Joined(UplinkConfig, io::Result<()>),
-    Enlarged(String, OverlaySockets, Buffers),
+    /// `true`: the buffers are still small, and another attempt may change that.
+    Enlarged(String, OverlaySockets, bool),
 }
 
 /// Tries some of them, one after the other.
@@ -54,8 +55,8 @@ fn try_it(task: Task, broker: &Broker) -> Done {
             Done::Joined(config, joined)
         }
         Task::Enlarge(name, sockets) => {
-            let buffers = broker.enlarge(&name, &sockets, true);
-            Done::Enlarged(name, sockets, buffers)
+            let small = broker.enlarge(&name, &sockets, true);
+            Done::Enlarged(name, sockets, small)
         }
     }
 }

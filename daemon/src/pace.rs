@@ -30,8 +30,8 @@ pub(crate) struct Pace<K> {
 struct State {
     /// When [`BURST`] writes may follow each other again.
     full: Instant,
-    /// A write waits.
-    waits: bool,
+    /// When the write that waits is due.
+    waits: Option<Instant>,
 }
 
 impl<K: Copy + Ord> Pace<K> {
@@ -47,21 +47,22 @@ impl<K: Copy + Ord> Pace<K> {
     /// A write is wanted. `false`: it is one with a write that waits already.
     pub(crate) fn note(&mut self, now: Instant, key: K) -> bool {
         let state = self.of.entry(key).or_default();
-        if std::mem::replace(&mut state.waits, true) {
+        if state.waits.is_some() {
             return false;
         }
         let at = (now + self.merged_for).max(state.full - REFILL.saturating_mul(BURST - 1));
+        state.waits = Some(at);
         self.due.insert((at, key));
         true
     }
 
-    /// The writes about `key` so far are forgotten. One that waits still becomes due.
+    /// The writes about `key` so far are forgotten. One that waits is due at once.
     pub(crate) fn forget(&mut self, key: K) {
-        if let Some(state) = self.of.get_mut(&key).filter(|state| state.waits) {
-            state.full = Instant::ZERO;
-        } else {
-            self.of.remove(&key);
-        }
+        let Some(State { waits: Some(at), .. }) = self.of.remove(&key) else { return };
+        self.due.remove(&(at, key));
+        let at = Instant::ZERO;
+        self.due.insert((at, key));
+        self.of.insert(key, State { full: at, waits: Some(at) });
     }
 
     /// The next write that is due. A write that is not `wanted` any more is left out, and does not
@@ -74,7 +75,7 @@ impl<K: Copy + Ord> Pace<K> {
             let is_wanted = wanted(key);
             let full = if is_wanted { now.max(full) + REFILL } else { full };
             if full > now {
-                self.of.insert(key, State { full, waits: false });
+                self.of.insert(key, State { full, waits: None });
             }
             if is_wanted {
                 return Some(key);
@@ -128,18 +129,20 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_waits_is_due_although_the_earlier_ones_are_forgotten() {
+    fn a_write_that_waits_is_due_when_the_earlier_ones_are_forgotten() {
         let mut pace = Pace::new(Duration::ZERO);
         for _ in 0..BURST {
             pace.note(START, 'a');
             assert_eq!(pace.poll_due(START, |_| true), Some('a'));
         }
         pace.note(START, 'a');
+        assert_eq!(pace.poll_due(seconds(5), |_| true), None);
         pace.forget('a');
-        assert_eq!(pace.poll_due(seconds(60), |_| true), Some('a'));
+        assert_eq!(pace.poll_due(seconds(5), |_| true), Some('a'));
+        assert_eq!(pace.poll_timeout(), None, "once");
         pace.forget('a');
         assert!(pace.of.is_empty());
-        pace.note(seconds(60), 'a');
-        assert_eq!(pace.poll_due(seconds(60), |_| true), Some('a'), "as if it were another");
+        pace.note(seconds(5), 'a');
+        assert_eq!(pace.poll_due(seconds(5), |_| true), Some('a'), "as if it were another");
     }
 }

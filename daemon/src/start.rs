@@ -22,8 +22,8 @@ use nix::unistd::Pid;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::arena_file::{self, ArenaFile};
+use crate::broker::Broker;
 use crate::broker::connector::Connector;
-use crate::broker::{Broker, Buffers};
 use crate::change::{self, Running};
 use crate::config::station::at_strangers;
 use crate::config::{Config, DaemonConfig, RegistryConfig, Source, VmConfig};
@@ -377,8 +377,7 @@ pub(crate) fn open(wanted: &Wanted, broker: &Broker) -> Result<Port, OpenFailure
             let hash_seeds = random().map_err(|e| failure("getrandom", &no_chance(&e), true))?;
             let opened = OverlayPort::open(config, hash_seeds, &broker.sockets);
             let mut port = opened.map_err(|e| failure(e.what(), &e, e.is_final))?;
-            let buffers = broker.enlarge(&config.name, &port.sockets(), false);
-            port.has_small_buffers = buffers == Buffers::SmallYet;
+            port.has_small_buffers = broker.enlarge(&config.name, &port.sockets(), false);
             Ok(Port::Overlay(Box::new(port)))
         }
     }

@@ -355,8 +355,8 @@ fn the_size_follows_from_budgets_and_flows() {
 fn an_allocation_of_more_than_a_second_is_in_the_log() {
     let gib = 1 << 30;
     assert_eq!(slow(gib, Duration::from_secs(1)), None);
-    let words = "the allocation of a store of 16G took 7.3 s";
+    let words = "the allocation of 16G for the store took 7.3 s";
     assert_eq!(slow(16 * gib, Duration::from_millis(7300)).as_deref(), Some(words));
-    let words = "the allocation of a store of 1025M took 1.0 s";
+    let words = "the allocation of 1025M for the store took 1.0 s";
     assert_eq!(slow(gib + 1, Duration::from_millis(1001)).as_deref(), Some(words));
 }

@@ -50,17 +50,6 @@ pub struct Broker {
     pub(crate) sockets: Sockets,
 }
 
-/// The buffers of an overlay's sockets.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Buffers {
-    /// As they should be.
-    Large,
-    /// Small, and another attempt may change that.
-    SmallYet,
-    /// Small until the daemon restarts.
-    Small,
-}
-
 impl Broker {
     /// Starts the process, for a daemon with this configuration. Call it while there is one thread,
     /// which has the capability.
@@ -107,33 +96,29 @@ impl Broker {
     }
 
     /// The sockets of an overlay get the buffers that they want. `again`: this failed before, which
-    /// the log has said.
-    pub(crate) fn enlarge(&self, port: &str, sockets: &OverlaySockets, again: bool) -> Buffers {
+    /// the log has said. `true`: it failed, and another attempt may succeed.
+    pub(crate) fn enlarge(&self, port: &str, sockets: &OverlaySockets, again: bool) -> bool {
         let fds: Vec<_> = sockets.fds().collect();
         match self.ask(&TO_ENLARGE, &fds) {
-            Ok(_) => {
-                if again {
-                    tracing::info!(%port, "the overlay has its large buffers now");
-                }
-                Buffers::Large
-            }
+            Ok(_) if again => tracing::info!(%port, "the overlay has its large buffers now"),
+            Ok(_) => {}
             Err(Refusal { what, fix, is_final: true, .. }) => {
                 tracing::warn!(%port, "the overlay has small buffers: {what}\n    fix: {fix}");
-                Buffers::Small
             }
-            Err(Refusal { what, .. }) if again => {
-                tracing::debug!(%port, "the overlay still has small buffers: {what}");
-                Buffers::SmallYet
-            }
-            Err(Refusal { what, fix, .. }) => {
-                tracing::warn!(
-                    %port,
-                    "the overlay has small buffers: {what}\n    the daemon tries again every \
-                     second; fix: {fix}"
-                );
-                Buffers::SmallYet
+            Err(Refusal { what, .. }) => {
+                if again {
+                    tracing::debug!(%port, "the overlay still has small buffers: {what}");
+                } else {
+                    tracing::warn!(
+                        %port,
+                        "the overlay has small buffers: {what}\n    the daemon tries again every \
+                         second"
+                    );
+                }
+                return true;
             }
         }
+        false
     }
 
     /// It hangs up when the process has ended.

@@ -145,11 +145,15 @@ fn enlarge(rules: &Rules, sockets: &[OwnedFd]) -> io::Result<()> {
 /// Without the capability no attempt succeeds: the process has it from its start or never.
 fn small_buffers(e: &io::Error) -> Refusal {
     let is_final = e.raw_os_error() == Some(Errno::PERM.raw_os_error());
+    let mut what = e.to_string();
+    if e.raw_os_error() == Some(Errno::ADDRNOTAVAIL.raw_os_error()) {
+        what = "the configuration file has no overlay at this address; reload it".into();
+    }
     let fix = format!(
         "give the daemon CAP_NET_ADMIN, or set net.core.rmem_max to {RECEIVE_BYTES} and \
          net.core.wmem_max to {SEND_BYTES}, and restart nightporterd"
     );
-    Refusal { what: e.to_string(), fix, is_final, ..Refusal::default() }
+    Refusal { what, fix, is_final, ..Refusal::default() }
 }
 
 #[cfg(test)]

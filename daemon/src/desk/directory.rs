@@ -526,8 +526,8 @@ impl Desk {
         let links = std::mem::take(&mut path.links_changed);
         let Some(directory) = &mut self.directory else { return };
         directory.tell_listeners(path, listening);
-        directory.claim_due(now);
         if !ports_changed && links.is_empty() {
+            directory.claim_due(now);
             return;
         }
         if ports_changed {
@@ -540,6 +540,7 @@ impl Desk {
                 directory.tell_link(now, path, port, is_up);
             }
         }
+        directory.claim_due(now); // of links that are up now
         directory.hear(path);
     }
 }

@@ -11,7 +11,6 @@ use nightporter_core::time::{Duration, Instant};
 use nix::sys::epoll::Epoll;
 
 use super::Desk;
-use crate::broker::Buffers;
 use crate::closer;
 use crate::opener::{Done, Opener, Task};
 use crate::port::Port;
@@ -116,13 +115,13 @@ impl Desk {
                         (None, Err(_)) => {}
                     }
                 }
-                Done::Enlarged(name, sockets, buffers) => {
+                Done::Enlarged(name, sockets, small) => {
                     // Another overlay may have its name meanwhile.
                     if let Some(id) = path.ports.find(&name)
                         && let Port::Overlay(overlay) = &mut path.ports.of_mut(id).port
                         && sockets.are_of(overlay)
                     {
-                        overlay.has_small_buffers = buffers == Buffers::SmallYet;
+                        overlay.has_small_buffers = small;
                     }
                 }
                 Done::Joined(config, Ok(())) => {
