@@ -474,7 +474,8 @@ pub(crate) fn until(
         if is(guests) {
             return;
         }
-        assert!(start.elapsed() < LIMIT, "not so: {what}");
+        // Some of it takes the daemon 20 s: see `toe/stalls.rs`.
+        assert!(start.elapsed() < 3 * LIMIT, "not so: {what}");
         if !moved {
             wait(guests);
         }
