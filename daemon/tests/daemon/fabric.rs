@@ -261,7 +261,7 @@ pub(crate) struct Stranger(pub(crate) TcpStream);
 
 impl Stranger {
     /// From the address with this last byte to the second host's.
-    fn new(names: &Namespace, from: u8) -> Self {
+    pub(crate) fn new(names: &Namespace, from: u8) -> Self {
         Self::at(names, from, PORT)
     }
 
@@ -297,7 +297,7 @@ impl Stranger {
     }
 
     /// Both have said hello.
-    fn meets(&mut self) -> &mut Self {
+    pub(crate) fn meets(&mut self) -> &mut Self {
         self.hello().0.read_exact(&mut [0; 40]).unwrap();
         self
     }

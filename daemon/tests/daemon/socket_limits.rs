@@ -9,12 +9,14 @@ use nightporter_core::engine::Direction;
 use nightporter_core::limits::TOE_KEPT_MAX;
 use nightporter_core::port::PortId;
 use nightporter_core::time::Duration;
+use nightporter_core::toe::message::Kind;
+use nightporter_core::toe::vsock::Ports;
 use nightporter_core::wire::vsock::Op;
 
-use crate::fabric::configure;
+use crate::fabric::{Stranger, configure, fabric, message};
 use crate::host::{Dir, Host};
-use crate::overlay::two_hosts;
-use crate::sockets::{connect, listen, until};
+use crate::overlay::{Namespace, two_hosts};
+use crate::sockets::{SocketGuest, connect, listen, until};
 use crate::toe::{SERVER, boot, bytes};
 use crate::turns::{Daemon, run, start};
 
@@ -75,11 +77,14 @@ fn flood_16_sockets_of_a_vm_are_sent_no_more_than_its_limit_and_their_senders_se
     let sent = bytes(3, 250_000);
     pairs.iter().for_each(|(at_a, _)| a.write(*at_a, &sent));
     let most = Cell::new(0);
-    let mut sees = |daemon: &Daemon, guests: &[crate::sockets::SocketGuest]| {
+    let mut sees = |daemon: &Daemon, guests: &[SocketGuest]| {
         most.set(most.get().max(kept(daemon, 0)));
-        assert!(pairs.iter().all(|(at_a, _)| !guests[0].socket(*at_a).is_reset));
+        assert!(guests[0].sockets.values().all(|it| !it.is_reset));
     };
     let after = |seconds| begin + Duration::from_secs(seconds);
+    run(&daemon, &mut guests, begin, &mut sees);
+    // All send at once, and none had sent before: each has been shown a page.
+    assert!(most.get() <= 100 * 4096, "{} bytes are kept", most.get());
     run(&daemon, &mut guests, after(1), &mut sees);
     let quick = bytes(4, 5_000_000);
     guests[0].write(to_c, &quick);
@@ -104,17 +109,22 @@ fn flood_16_a_limit_that_comes_later_resets_no_socket_whose_bytes_wait_for_it() 
     let [a, b] = &mut guests[..] else { unreachable!("two") };
     listen(b, SERVER);
     let pairs: Vec<_> = (0..100).map(|_| connect(a, b, SERVER)).collect();
-    // They were shown more room than the host keeps of one sender.
-    limit(&daemon, 1, Direction::ToGuest, Some(BYTES_PER_S));
+    // They were shown more room than the host keeps of one sender. This rate carries a packet in
+    // half a second: the sender's ring stands all the time.
+    limit(&daemon, 1, Direction::ToGuest, Some(BYTES_PER_S / 125));
     let sent = bytes(8, 250_000);
     pairs.iter().for_each(|(at_a, _)| a.write(*at_a, &sent));
-    let begin = daemon.borrow().now;
+    let after = daemon.borrow().now + Duration::from_secs(30);
     let most = Cell::new(0);
-    run(&daemon, &mut guests, begin + Duration::from_secs(30), |daemon, guests| {
+    run(&daemon, &mut guests, after, |daemon, guests| {
         most.set(most.get().max(kept(daemon, 0)));
-        assert!(pairs.iter().all(|(at_a, _)| !guests[0].socket(*at_a).is_reset));
+        assert!(guests[0].sockets.values().all(|it| !it.is_reset));
     });
     assert!(most.get() > TOE_KEPT_MAX as u64, "its ring has not stood: {}", most.get());
+    assert!(kept(&daemon.borrow(), 0) > TOE_KEPT_MAX as u64 / 2, "it stands no more");
+    assert!(pairs.iter().any(|(_, at_b)| !guests[1].socket(*at_b).got.is_empty()));
+    limit(&daemon, 1, Direction::ToGuest, None);
+    run(&daemon, &mut guests, after, |_, _| {});
     assert!(pairs.iter().all(|(_, at_b)| guests[1].socket(*at_b).got == sent));
 }
 
@@ -159,6 +169,59 @@ fn flood_16_limits_of_the_configuration_and_of_commands_are_those_of_sockets() {
     let keys = vec![("rate_limit_to_guest_mbit_s".into(), "8".into())].into_iter().collect();
     host.change(Change::SetVm { name: "b".into(), keys });
     assert!(carries(600_000) >= at_least);
+}
+
+/// So many connections of a guest of another host to this one, each in a stream of its own, and
+/// its port here.
+fn called(names: &Namespace, b: &mut SocketGuest, many: u64) -> Vec<(Stranger, Ports)> {
+    let call = |serial| {
+        let before: Vec<Ports> = b.sockets.keys().copied().collect();
+        let is_new = |at: &&Ports| at.host >= 1 << 16 && !before.contains(*at);
+        let mut host = Stranger::new(names, 1);
+        host.meets().asks(serial, &format!("10.0.0.1:{}", 1000 + serial), SERVER);
+        until(&mut [&mut *b], "a connection", |g| g[0].sockets.keys().any(|at| is_new(&at)));
+        assert!(matches!(host.hears(), Kind::Established { .. }));
+        (host, *b.sockets.keys().find(is_new).expect("it is there"))
+    };
+    (0..many).map(call).collect()
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn flood_16_streams_that_are_not_woken_with_others_have_a_timer_if_those_spend_the_rate() {
+    let (names, dir) = (two_hosts(), Dir::new());
+    let limited = [("b", 2, "rate_limit_to_guest_mbit_s = 80")];
+    let two = names.1.start(&dir, &configure(&dir, 2, "", &limited));
+    let mut b = boot(&dir, "b");
+    listen(&mut b, SERVER);
+    let mut hosts = called(&names.0, &mut b, 70);
+    let mut says = |n: usize, offset: u64, len: usize| {
+        let kind = Kind::Data { offset, len: u32::try_from(len).unwrap() };
+        let head = message(u64::try_from(n).unwrap(), kind).emit();
+        hosts[n].0.says(&[&head[..], &vec![7; len]].concat());
+        hosts[n].1
+    };
+    // Its ring has no buffers left.
+    b.refills = false;
+    let mut offset = 0;
+    while b.has_buffers() {
+        let at = says(69, offset, 1);
+        offset += 1;
+        until(&mut [&mut b], "a buffer is filled", |g| {
+            g[0].socket(at).got.len() as u64 == offset || !g[0].has_buffers()
+        });
+    }
+    // 64 are woken at once. The last of these spends the rate, and those before do not.
+    let mut all: Vec<Ports> = (0..63).map(|n| says(n, 0, 1)).collect();
+    let big = says(63, 0, 7000);
+    all.extend((64..69).map(|n| says(n, 0, 1)));
+    // It looks at all that has come before it answers the second time.
+    (0..2).for_each(|_| assert_eq!(fabric(&two).streams, 70));
+    b.refill();
+    until(&mut [&mut b], "the others have their turn", |g| {
+        all.iter().all(|at| g[0].socket(*at).got == [7])
+    });
+    assert_eq!(b.socket(big).got, [7; 7000]);
 }
 
 #[test]

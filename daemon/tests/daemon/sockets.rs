@@ -88,6 +88,20 @@ impl Socket {
         (self.host_alloc - self.sent.wrapping_sub(self.host_fwd)) as usize
     }
 
+    /// It has read so much that it says so.
+    fn tells(&self) -> bool {
+        self.fwd_cnt() - self.told >= BUF_ALLOC / 4
+    }
+
+    /// Its process reads. Whether there is something that it may say or send.
+    fn moves(&mut self) -> bool {
+        if self.reads {
+            self.read();
+        }
+        let sends = || !self.to_send.is_empty() && self.room() > 0;
+        self.is_open && !self.is_reset && (self.tells() || sends())
+    }
+
     /// Whether all that was written is with the host.
     pub(crate) fn is_written(&self) -> bool {
         self.to_send.is_empty()
@@ -193,6 +207,11 @@ impl SocketGuest {
         }
     }
 
+    /// Whether it has buffers that others have not filled.
+    pub(crate) fn has_buffers(&self) -> bool {
+        !self.offered.is_empty()
+    }
+
     /// Another buffer for each that was taken, from now on too.
     pub(crate) fn refill(&mut self) {
         self.refills = true;
@@ -284,7 +303,8 @@ impl SocketGuest {
         if self.refills && taken > 0 {
             self.offer(taken);
         }
-        let all: Vec<Ports> = self.sockets.keys().copied().collect();
+        let all = self.sockets.iter_mut().filter_map(|(ports, it)| it.moves().then_some(*ports));
+        let all: Vec<Ports> = all.collect();
         let moved = all.into_iter().fold(false, |any, ports| self.move_on(ports) | any);
         taken > 0 || moved
     }
@@ -331,30 +351,24 @@ impl SocketGuest {
         }
     }
 
-    /// A socket sends what there is room for, and its process reads.
+    /// A socket says what its process has read, and sends what there is room for.
     fn move_on(&mut self, ports: Ports) -> bool {
-        let socket = self.sockets.get_mut(&ports).expect("it is there");
-        if socket.reads {
-            socket.read();
-        }
-        let tells = socket.fwd_cnt() - socket.told >= BUF_ALLOC / 4;
-        let len = socket.to_send.len().min(self.most);
-        if socket.is_reset || !socket.is_open {
-            return false;
-        }
+        let tells = self.sockets[&ports].tells();
         if tells {
             self.say(ports, Op::CreditUpdate, 0);
         }
-        let len = len.min(self.sockets[&ports].room());
+        let socket = &self.sockets[&ports];
+        let len = socket.to_send.len().min(self.most).min(socket.room());
         if len == 0 || !self.replies.is_empty() || !self.has_place() {
             return tells;
         }
-        let payload: Vec<u8> = self.sockets[&ports].to_send.iter().take(len).copied().collect();
         let header = self.header(ports, Op::Data);
         let header = Header { len: u32::try_from(len).unwrap(), ..header };
-        if !self.send(&header, &payload) {
-            return tells;
-        }
+        let socket = &self.sockets[&ports];
+        let (front, back) = socket.to_send.as_slices();
+        let of_front = len.min(front.len());
+        let payload = [&front[..of_front], &back[..len - of_front]].concat();
+        assert!(self.send(&header, &payload), "there was a place");
         let socket = self.sockets.get_mut(&ports).expect("it is there");
         socket.to_send.drain(..len);
         socket.sent = socket.sent.wrapping_add(header.len);
