@@ -173,7 +173,11 @@ enum Command {
         captures: Option<PathBuf>,
     },
     /// Downloads and builds the images that guests boot, so that a later run needs no network.
-    Prepare,
+    Prepare {
+        /// Also those with programs of Debian, for the tests on real guests.
+        #[arg(long)]
+        test: bool,
+    },
 }
 
 /// What the demo shows: the two cases that say most, or the one that was asked for.
@@ -231,7 +235,10 @@ fn main() {
         Command::Crowd { vms, echoes, changes } => {
             crowd::run(&crowd::Options { vms, echoes, changes })
         }
-        Command::Prepare => Image::for_qemu().and_then(|image| image.with_sockets()).map(|_| true),
+        Command::Prepare { test: true } => scenario::make_images("").map(|()| true),
+        Command::Prepare { test: false } => {
+            Image::for_qemu().and_then(|image| image.with_sockets()).map(|_| true)
+        }
         Command::Test { filter, captures } => scenario::run_all(&filter, captures.as_deref()),
     };
     match passed {

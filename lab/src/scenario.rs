@@ -106,6 +106,27 @@ enum Kind {
     UmlAll,
 }
 
+/// A scenario: its name, its guests, and what happens.
+type Scenario = (&'static str, Kind, Run);
+
+/// Those with `filter` in their names, and all others.
+fn choose(filter: &str) -> (Vec<Scenario>, Vec<Scenario>) {
+    let in_world = IN_WORLD.iter().map(|&(name, kind, run)| (name, kind, Run::InWorld(run)));
+    let between = BETWEEN.iter().map(|&(name, kind, run)| (name, kind, Run::Between(run)));
+    let is_chosen = |name: &str| {
+        name.contains(filter) && (filter.starts_with("long") || !name.starts_with("long"))
+    };
+    in_world.chain(between).partition(|(name, ..)| is_chosen(name))
+}
+
+/// Downloads, builds and packs the guests of [`run_all`], which then need not.
+///
+/// # Errors
+/// See [`Image`].
+pub fn make_images(filter: &str) -> Result<()> {
+    Images::make(&choose(filter).0).map(drop)
+}
+
 /// Runs the scenarios whose name contains `filter`, and those that take long only if it begins as
 /// their names do; whether all of them passed. Captures in which nothing was found are kept in
 /// `captures`, as `SCENARIO-{with,without}-{remote,guest}.pcap`.
@@ -114,32 +135,29 @@ enum Kind {
 /// The lab itself could not be set up.
 pub fn run_all(filter: &str, captures: Option<&Path>) -> Result<bool> {
     process::die_cleanly_on_signals()?;
-    let in_world = IN_WORLD.iter().map(|&(name, kind, run)| (name, kind, Run::InWorld(run)));
-    let between = BETWEEN.iter().map(|&(name, kind, run)| (name, kind, Run::Between(run)));
-    let is_chosen = |name: &str| {
-        name.contains(filter) && (filter.starts_with("long") || !name.starts_with("long"))
-    };
-    let (chosen, others): (Vec<_>, Vec<_>) =
-        in_world.chain(between).partition(|(name, ..)| is_chosen(name));
+    let (chosen, others) = choose(filter);
     println!("\nrunning {} tests", chosen.len());
     let start = Instant::now();
     if let Some(dir) = captures {
         fs::create_dir_all(dir)?;
     }
-    let lab = Lab::prepare(&chosen.iter().map(|(_, kind, _)| *kind).collect::<Vec<_>>())?;
+    let lab = Lab::prepare(&chosen)?;
+    println!("preparing took {:.1} s", start.elapsed().as_secs_f64());
     let (mut failures, mut ignored) = (Vec::new(), 0);
     for &(name, kind, run) in &chosen {
-        if name.contains("np_flood") && !lab.qemu.np_flood {
+        if name.contains("np_flood") && !lab.images.qemu.np_flood {
             println!("test {name} ... ignored, {NO_NP_FLOOD}");
             ignored += 1;
             continue;
         }
+        let begun = Instant::now();
         // A thread of its own, because a world takes its thread into its network namespace.
         let outcome = thread::scope(|scope| {
             let inside = scope.spawn(|| lab.run(name, kind, run, captures));
             inside.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
         });
         process::yield_to_signal();
+        println!("{name} took {:.1} s", begun.elapsed().as_secs_f64());
         println!("test {name} ... {}", if outcome.is_ok() { "ok" } else { "FAILED" });
         if let Err(error) = outcome {
             failures.push((name, error));
@@ -165,20 +183,20 @@ impl Kind {
     }
 }
 
-struct Lab {
-    accel: Accel,
+/// The guests' images.
+struct Images {
     qemu: Image,
     uml: Image,
     /// Those with more in them, by who has them.
     larger: Vec<(Kind, Image)>,
 }
 
-impl Lab {
-    fn prepare(kinds: &[Kind]) -> Result<Self> {
+impl Images {
+    fn make(scenarios: &[Scenario]) -> Result<Self> {
         let (qemu, uml) = (Image::for_qemu()?, Image::for_uml()?);
         let mut larger = Vec::new();
         for kind in [Kind::QemuToe, Kind::UmlToe, Kind::UmlPrograms, Kind::QemuAll, Kind::UmlAll] {
-            if kinds.contains(&kind) {
+            if scenarios.iter().any(|(_, of, _)| *of == kind) {
                 let image = match kind {
                     Kind::QemuToe => qemu.with_sockets()?,
                     Kind::UmlPrograms => programs::image(&uml.with_sockets()?)?,
@@ -189,10 +207,21 @@ impl Lab {
                 larger.push((kind, image));
             }
         }
+        Ok(Self { qemu, uml, larger })
+    }
+}
+
+struct Lab {
+    accel: Accel,
+    images: Images,
+}
+
+impl Lab {
+    fn prepare(scenarios: &[Scenario]) -> Result<Self> {
+        let images = Images::make(scenarios)?;
         let run_dir = RunDir::create()?;
-        let accel =
-            Accel::probe(&qemu, Places { sockets: run_dir.path(), logs: &log_dir("probe")? })?;
-        Ok(Self { accel, qemu, uml, larger })
+        let places = Places { sockets: run_dir.path(), logs: &log_dir("probe")? };
+        Ok(Self { accel: Accel::probe(&images.qemu, places)?, images })
     }
 
     fn guest(&self, kind: Kind) -> Result<(Vmm, &Image)> {
@@ -200,10 +229,10 @@ impl Lab {
             Kind::Qemu | Kind::QemuToe | Kind::QemuAll => Vmm::Qemu(self.accel),
             Kind::Uml | Kind::UmlToe | Kind::UmlPrograms | Kind::UmlAll => Vmm::Uml,
         };
-        let larger = self.larger.iter().find(|(of, _)| *of == kind).map(|(_, image)| image);
+        let larger = self.images.larger.iter().find(|(of, _)| *of == kind).map(|(_, image)| image);
         let image = match kind {
-            Kind::Qemu => Some(&self.qemu),
-            Kind::Uml => Some(&self.uml),
+            Kind::Qemu => Some(&self.images.qemu),
+            Kind::Uml => Some(&self.images.uml),
             _ => larger,
         };
         Ok((vmm, image.context("the image was not prepared")?))
