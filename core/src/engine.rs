@@ -28,6 +28,7 @@ mod ports;
 mod rates;
 mod restart;
 mod staged;
+mod syns;
 mod walks;
 
 use std::collections::VecDeque;

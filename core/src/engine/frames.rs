@@ -8,16 +8,13 @@ use crate::flow::table::{FlowId, HashedKey};
 use crate::limits::GROUP_BYTES_MAX;
 use crate::port::PortId;
 use crate::switch::{Mac, Out};
-use crate::tcp::flow::{Flow, State, Why};
-use crate::tcp::options::{Offers, SynInfo};
+use crate::tcp::flow::State;
 use crate::tcp::{Fate, Frame};
 use crate::time::Instant;
 use crate::wire::glance::macs;
 use crate::wire::icmp::TooBig;
 use crate::wire::ip::{V4_HEADER, V6_HEADER};
-use crate::wire::packet::{
-    Eth, Ip, IpVersion, L4, Net, PROTOCOL_TCP, Packet, Tcp, TcpFlags, VlanStack,
-};
+use crate::wire::packet::{Eth, Ip, IpVersion, L4, Net, PROTOCOL_TCP, Packet, TcpFlags, VlanStack};
 use crate::wire::segment::validate_hdr;
 use crate::wire::tcp::TCP_CHECKSUM_AT;
 use crate::wire::virtio_net::VirtioNetHdr;
@@ -413,7 +410,7 @@ impl Engine<'_> {
     }
 
     /// A frame of R for a flow that is in the path, or in its handshake.
-    fn process_from_net(&mut self, now: Instant, id: FlowId, f: &mut Frame<'_>) -> Fate {
+    pub(super) fn process_from_net(&mut self, now: Instant, id: FlowId, f: &mut Frame<'_>) -> Fate {
         let mut completed = false;
         let fate = self.with_frame(now, id, |flow, cx| {
             let was = flow.state();
@@ -425,122 +422,6 @@ impl Engine<'_> {
             self.syn_cache.take(key); // copies of the SYN that were seen until now are answered
         }
         fate.unwrap_or(Fate::Pass)
-    }
-
-    fn process_syn_from_net(
-        &mut self,
-        now: Instant,
-        port: PortId,
-        key: &HashedKey,
-        f: &mut Frame<'_>,
-    ) -> Fate {
-        let id = self.flows.lookup_hashed(key).map(|(id, ..)| id);
-        if !f.tcp.flags.intersects(TcpFlags::ACK.union(TcpFlags::RST)) {
-            // SNOOP-17: for a flow that owes something H answers, else G.
-            let owes = |f: &Flow| f.is_live() && !f.holds_nothing();
-            if !id.and_then(|id| self.flows.get(id)).is_some_and(owes) {
-                if f.checksum_ok() {
-                    self.on_syn_from_net(now, port, key.key, id, f.ip, f.tcp);
-                } // else G will drop it; nothing is learned from it
-                return Fate::Pass;
-            }
-        }
-        id.map_or(Fate::Pass, |id| self.process_from_net(now, id, f))
-    }
-
-    /// R's SYN leaves 32 bytes in the SYN cache; the flow comes with G's answer (LIFE-01).
-    fn on_syn_from_net(
-        &mut self,
-        now: Instant,
-        port: PortId,
-        key: FlowKey,
-        id: Option<FlowId>,
-        ip: &Ip,
-        tcp: &Tcp,
-    ) {
-        let opened = |id: &FlowId| self.flows.get(*id).is_some_and(Flow::is_opened_by_guest);
-        if let Some(id) = id.filter(opened) {
-            // Simultaneous open (COM-25).
-            self.with_flow(now, id, |flow, _| flow.pass(now, Why::Ambiguous));
-            return;
-        }
-        let mut syn = SynInfo::learn(tcp, ip.version);
-        match id.and_then(|id| Some((id, self.flows.get_mut(id)?))) {
-            // Later frames are of another connection, even if G's answer takes another path.
-            Some((id, flow)) if flow.is_over() => self.remove_flow(id),
-            Some((_, flow)) => syn = flow.on_syn_from_net(syn),
-            None => {}
-        }
-        let earlier = self.syn_cache.lookup(&key);
-        if let Some(earlier) = earlier {
-            syn = syn.after(earlier);
-        } else if !self.wants_flows(port) {
-            return; // of what is known all copies count (COM-24)
-        }
-        self.syn_cache.insert(&key, syn);
-    }
-
-    /// G's SYN or SYN-ACK makes a flow. With a SYN, whatever it had under this key, it has
-    /// forgotten; a SYN-ACK says so only of what owes nothing (see [`Self::outlives_syn_ack`]).
-    fn on_syn_from_guest(&mut self, now: Instant, key: FlowKey, f: &Frame<'_>) {
-        let port = PortId(key.port);
-        let (ip, tcp) = (f.ip, f.tcp);
-        let client = !tcp.flags.contains(TcpFlags::ACK);
-        let syn_g = SynInfo::learn(tcp, ip.version);
-        if let Some(id) = self.flows.lookup(&key) {
-            let Some(flow) = self.flows.get_mut(id) else { return };
-            if flow.on_syn_copy_from_guest(now, syn_g, client, tcp) {
-                return; // a retransmission of the SYN that made this flow
-            }
-            if !client && self.outlives_syn_ack(now, id, &key, tcp) {
-                return;
-            }
-            self.with_flow(now, id, |flow, cx| flow.on_forgotten_by_guest(cx));
-            self.remove_flow(id);
-        }
-        if !self.wants_flows(port) || !self.networks.of(port).is_own_ip(port, ip.src) {
-            return;
-        }
-        let syn_r = self.syn_cache.take(&key);
-        if client == syn_r.is_some() {
-            return; // simultaneous open, or a SYN nobody remembers: PASS for life
-        }
-        let offers = Offers { r: syn_r.unwrap_or_default(), g: syn_g };
-        let mut flow = Flow::new(now, offers, client);
-        if !flow.on_first_from_guest(&offers, f) {
-            return;
-        }
-        if let Some(id) = self.insert_flow(key, flow) {
-            self.with_flow(now, id, |_, _| ());
-        } else if let Some(p) = self.port_mut(port) {
-            p.vm.counters.flows_refused += 1;
-            p.vm.uncontrolled_at = Some(now);
-        }
-    }
-
-    /// Whether a SYN-ACK of G with another ISN leaves the flow as it is.
-    ///
-    /// A repeated SYN of R may wait in G's ring while R completes the handshake. A G that answers
-    /// with SYN cookies gives it another ISN and is, or will be, established with the one that R
-    /// acknowledged. R refuses the second (RFC 9293 section 3.10.7.4); a G that does not know the
-    /// first says so by RST. Only an R that has opened anew since, on a flow that owes nothing, is
-    /// answered with a new connection.
-    fn outlives_syn_ack(&mut self, now: Instant, id: FlowId, key: &FlowKey, tcp: &Tcp) -> bool {
-        let asked = self.syn_cache.lookup(key).is_some();
-        let outlives = |flow: &Flow| match flow.state() {
-            State::On | State::Drain => !(asked && flow.holds_nothing()),
-            State::Abort => !(asked || flow.owes_nothing()), // G has yet to hear of the reset
-            State::Handshake | State::Pass => false,
-        };
-        self.with_flow(now, id, |flow, _| {
-            flow.on_tsval_of_syn_from_guest(now, tcp);
-            outlives(flow)
-        })
-        .unwrap_or(false)
-    }
-
-    fn wants_flows(&self, port: PortId) -> bool {
-        self.port(port).is_some_and(|p| p.vm.offload && !p.vm.draining)
     }
 }
 
