@@ -29,6 +29,7 @@ mod rates;
 mod restart;
 mod staged;
 mod syns;
+mod uncontrolled;
 mod walks;
 
 use std::collections::VecDeque;
@@ -430,6 +431,7 @@ impl<'m> Engine<'m> {
     /// A new entry, if need be in the place of another (LIFE-02).
     fn insert_flow(&mut self, key: FlowKey, flow: Flow) -> Option<FlowId> {
         if let Some(victim) = self.victim(key.port) {
+            self.note_forgotten(victim, |f| f.is_live() || f.state() == State::Handshake);
             self.remove_flow(victim);
         }
         self.flows.insert(key, flow.class(), flow).ok()

@@ -303,6 +303,8 @@ impl Engine<'_> {
                     Some(Fate::Drop(reason)) => return Err(reason),
                     Some(Fate::Pass) | None => edited = true, // an emission gate may have done it
                 }
+            } else if tcp.payload_len > 0 {
+                self.on_data_past_flows(now, &key);
             }
         } else if let Net::Ip(Ip { l4: L4::Fragment, protocol: PROTOCOL_TCP, dst, .. }) = packet.net
             && let Some(p) = self.port_mut(port)

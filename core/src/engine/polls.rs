@@ -53,6 +53,7 @@ impl Engine<'_> {
         for _ in 0..TIMERS_PER_CALL {
             let Some(id) = self.timers.expired(now) else { return };
             if self.with_flow(now, id, |flow, cx| flow.on_timeout(cx)) == Some(true) {
+                self.note_forgotten(id, Flow::is_live); // G has given up an old handshake itself
                 self.remove_flow(id);
             }
         }

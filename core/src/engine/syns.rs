@@ -69,9 +69,9 @@ impl Engine<'_> {
     /// forgotten; a SYN-ACK says so only of what owes nothing (see [`Self::outlives_syn_ack`]).
     pub(super) fn on_syn_from_guest(&mut self, now: Instant, key: FlowKey, f: &Frame<'_>) {
         let port = PortId(key.port);
-        let (ip, tcp) = (f.ip, f.tcp);
+        let tcp = f.tcp;
         let client = !tcp.flags.contains(TcpFlags::ACK);
-        let syn_g = SynInfo::learn(tcp, ip.version);
+        let syn_g = SynInfo::learn(tcp, f.ip.version);
         if let Some(id) = self.flows.lookup(&key) {
             let Some(flow) = self.flows.get_mut(id) else { return };
             if flow.on_syn_copy_from_guest(now, syn_g, client, tcp) {
@@ -83,24 +83,41 @@ impl Engine<'_> {
             self.with_flow(now, id, |flow, cx| flow.on_forgotten_by_guest(cx));
             self.remove_flow(id);
         }
-        if !self.wants_flows(port) || !self.networks.of(port).is_own_ip(port, ip.src) {
-            return;
+        let begun = self.begin_flow(now, key, client, syn_g, f);
+        if !begun && let Some(p) = self.port_mut(port) {
+            p.vm.missed_connection = true;
+        }
+    }
+
+    /// `false`: H cannot follow this connection, and will have no entry for it.
+    fn begin_flow(
+        &mut self,
+        now: Instant,
+        key: FlowKey,
+        client: bool,
+        syn_g: SynInfo,
+        f: &Frame<'_>,
+    ) -> bool {
+        let port = PortId(key.port);
+        if !self.wants_flows(port) || !self.networks.of(port).is_own_ip(port, f.ip.src) {
+            return false;
         }
         let syn_r = self.syn_cache.take(&key);
         if client == syn_r.is_some() {
-            return; // simultaneous open, or a SYN nobody remembers: PASS for life
+            return false; // simultaneous open, or a SYN nobody remembers: PASS for life
         }
         let offers = Offers { r: syn_r.unwrap_or_default(), g: syn_g };
         let mut flow = Flow::new(now, offers, client);
         if !flow.on_first_from_guest(&offers, f) {
-            return;
+            return false;
         }
-        if let Some(id) = self.insert_flow(key, flow) {
+        let id = self.insert_flow(key, flow);
+        if let Some(id) = id {
             self.with_flow(now, id, |_, _| ());
         } else if let Some(p) = self.port_mut(port) {
             p.vm.counters.flows_refused += 1;
-            p.vm.uncontrolled_at = Some(now);
         }
+        id.is_some()
     }
 
     /// Whether a SYN-ACK of G with another ISN leaves the flow as it is.

@@ -141,6 +141,12 @@ impl Flow {
         passes
     }
 
+    /// Data of G leaves as it comes, because the flow is out of the path. `true`: as in
+    /// `Standing::on_data_past`.
+    pub(crate) fn on_data_past(&mut self) -> bool {
+        self.standing.on_data_past()
+    }
+
     /// The result of the handshake's offers.
     #[must_use]
     pub const fn options(&self) -> &Negotiated {

@@ -114,6 +114,9 @@ impl Flow {
         if !self.is_third_ack_from_guest(f.tcp) {
             if !f.tcp.flags.contains(TcpFlags::RST) {
                 self.pass(cx.now, Why::Ambiguous);
+                if f.tcp.payload_len > 0 && self.on_data_past() {
+                    cx.vm.uncontrolled_at = Some(cx.now); // the third ACK itself was lost
+                }
             }
             return Fate::Pass;
         }

@@ -103,7 +103,11 @@ enum Position {
     Handshake(Box<Offers>),
     On,
     Drain(Why),
-    Pass(Why),
+    /// `unnoticed`: nobody has considered yet that G may flood this connection (FLOOD-28).
+    Pass {
+        why: Why,
+        unnoticed: bool,
+    },
     /// `tell_guest`: an RST to G is due now.
     Abort {
         why: Why,
@@ -134,7 +138,8 @@ const fn after(position: &Position, event: Event) -> Option<Position> {
         (Position::Drain(before), Event::Drain(why)) if before.temporary() => Position::Drain(why),
         (Position::Drain(why), Event::Resumed) if why.temporary() => Position::On,
         (Position::Handshake(_) | Position::On | Position::Drain(_), Event::Left(why)) => {
-            Position::Pass(why)
+            // Of a connection that H refuses the guest is told at once.
+            Position::Pass { why, unnoticed: matches!(why, Why::Ambiguous) }
         }
         // From `Handshake` only after a restart, by a flow rebuilt from its record.
         (
@@ -162,7 +167,7 @@ impl Standing {
             Position::Handshake(_) => State::Handshake,
             Position::On => State::On,
             Position::Drain(_) => State::Drain,
-            Position::Pass(_) => State::Pass,
+            Position::Pass { .. } => State::Pass,
             Position::Abort { .. } => State::Abort,
         }
     }
@@ -171,7 +176,7 @@ impl Standing {
     pub(crate) const fn why(&self) -> Why {
         match self.0 {
             Position::Handshake(_) | Position::On => Why::Nothing,
-            Position::Drain(why) | Position::Pass(why) | Position::Abort { why, .. } => why,
+            Position::Drain(why) | Position::Pass { why, .. } | Position::Abort { why, .. } => why,
         }
     }
 
@@ -223,6 +228,15 @@ impl Standing {
         }
     }
 
+    /// While `Pass`: G sends data. `true`: for the first time, on a connection that H could not
+    /// follow from its handshake on.
+    pub(crate) const fn on_data_past(&mut self) -> bool {
+        match &mut self.0 {
+            Position::Pass { unnoticed, .. } => core::mem::replace(unnoticed, false),
+            _ => false,
+        }
+    }
+
     /// The value of the entry when the table is full.
     pub(crate) const fn class(&self) -> Class {
         match self.0 {
@@ -230,7 +244,7 @@ impl Standing {
             Position::On | Position::Drain(_) | Position::Abort { tell_guest: true, .. } => {
                 Class::Live
             }
-            Position::Pass(_) | Position::Abort { .. } => Class::Spent,
+            Position::Pass { .. } | Position::Abort { .. } => Class::Spent,
         }
     }
 
@@ -296,7 +310,7 @@ Abort            -        -                -              -        -        -
             Position::Handshake(_) => "Handshake".into(),
             Position::On => "On".into(),
             Position::Drain(why) => format!("Drain({why:?})"),
-            Position::Pass(_) => "Pass".into(),
+            Position::Pass { .. } => "Pass".into(),
             Position::Abort { .. } => "Abort".into(),
         }
     }
@@ -309,7 +323,7 @@ Abort            -        -                -              -        -        -
             Position::On,
             Position::Drain(Why::Operator),
             Position::Drain(Why::Urgent),
-            Position::Pass(Why::Closed),
+            Position::Pass { why: Why::Closed, unnoticed: false },
             Position::Abort { why: Why::Reset, tell_guest: true },
         ];
         let events = [

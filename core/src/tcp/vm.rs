@@ -131,6 +131,9 @@ pub struct Vm {
     pub lent_pages: u64,
     /// When the guest last sent, or began, something that H could not control.
     pub uncontrolled_at: Option<Instant>,
+    /// H has missed the beginning of a connection, or has forgotten one, since data of such a
+    /// connection was last seen (`engine/uncontrolled.rs`).
+    pub missed_connection: bool,
     /// Flows that owe a byte, a FIN or an RST.
     pub owing_flows: u32,
     /// Largest IP packet the guest takes, in bytes.
@@ -171,6 +174,7 @@ impl Vm {
             reserved_pages: 0,
             lent_pages: 0,
             uncontrolled_at: None,
+            missed_connection: false,
             owing_flows: 0,
             mtu: MTU_DEFAULT,
             clock: RunningClock::new(now),

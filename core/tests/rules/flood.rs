@@ -12,7 +12,7 @@ use nightporter_core::wire::checksum::Checksum;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 /// A connection of a VM for which H sends.
-fn floods(setup: &Setup) -> (World<'static>, Peer<'static>, Peer<'static>) {
+pub(crate) fn floods(setup: &Setup) -> (World<'static>, Peer<'static>, Peer<'static>) {
     let w = Setup { floods: true, ..setup.clone() }.opens();
     let (r, g) = w.connects();
     (w, r, g)

@@ -25,6 +25,7 @@ mod snoop_accept;
 mod snoop_control;
 mod snoop_guest;
 mod snoop_window;
+mod uncontrolled;
 mod unheard;
 mod unseen;
 mod vm_to_vm;

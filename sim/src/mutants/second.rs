@@ -103,8 +103,8 @@ mutations! { SECOND:
     "index(from - range.seq)"
     => "0";
 
-    "a connection is tracked for an address that is not the port's", "COM-11", "on_syn_from_guest",
-    "!self.networks.of(port).is_own_ip(port, ip.src)"
+    "a connection is tracked for an address that is not the port's", "COM-11", "begin_flow",
+    "!self.networks.of(port).is_own_ip(port, f.ip.src)"
     => "false";
 
     "a pure window update of G is not believed", "SNOOP-24", "on_ack",

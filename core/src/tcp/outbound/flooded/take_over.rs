@@ -24,8 +24,9 @@ impl Flow {
             return None; // nearly always
         }
         self.settle_flooded(cx, needs_verbatim(f));
-        if self.losses.flooded().is_none() {
-            self.begin_flooded(cx, f, range)?;
+        if self.losses.flooded().is_none() && self.begin_flooded(cx, f, range).is_none() {
+            self.note_uncontrolled(cx, range);
+            return None;
         }
         if let Some(flooded) = self.losses.flooded_mut() {
             flooded.shown = flooded.shown.max(range.end + u64::from(range.fin));
@@ -63,6 +64,16 @@ impl Flow {
         let is_copy = range.end <= flooded.intake.accepted() && range.seq < range.end;
         cx.vm.counters.guest_copies += u64::from(is_copy);
         self.hand_over(cx, &Handed { range, payload: f.payload(), full })
+    }
+
+    /// A segment of G leaves as it comes. If nothing of G was under way, G may send all that it has
+    /// behind this segment (FLOOD-28).
+    fn note_uncontrolled(&self, cx: &mut FlowContext<'_, '_>, range: Range) {
+        let sent = self.outbound.sent();
+        let begins = self.outbound.una() == sent && range.end > sent;
+        if begins && self.outbound.edge(self.options.shift_r) > sent {
+            cx.vm.uncontrolled_at = Some(cx.now);
+        } // else it is a copy, or a probe of R's window
     }
 
     /// G hands this over. `None`: H does not send for it.
@@ -137,7 +148,6 @@ impl Flow {
         let intake = may.then(|| Intake::new(cx.vm, sent, edge, shift, shown))?;
         if intake.is_none() && edge > sent {
             cx.vm.counters.floods_refused += 1;
-            cx.vm.uncontrolled_at = Some(cx.now);
         }
         let intake = intake?;
         let before = self.losses.take_before();
