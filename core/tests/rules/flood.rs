@@ -1926,6 +1926,65 @@ fn flood_16_a_vm_with_a_limit_sends_no_faster() {
     assert!((440_000..500_001).contains(&bytes), "{bytes} bytes in half a second");
 }
 
+/// R acknowledges at once until the window has so many bytes. Returns the end of what it has.
+fn grows_to(w: &World<'_>, r: &Peer<'_>, g: &Peer<'_>, cwnd: u64) -> i64 {
+    r.shows_window(1 << 20);
+    let mut end = 1;
+    while w.flow(0, |f| f.stats().flooded).flatten().is_none_or(|f| f.cwnd_bytes < cwnd) {
+        let next = end + 100_000;
+        hands_over(g, end, next);
+        while end < next {
+            end = r.takes_all().iter().map(|seen| i64::from(seen.range().1)).max().expect("data");
+            r.sends(&format!("ack {end}"));
+        }
+        g.takes_all();
+    }
+    end
+}
+
+/// Found in review: a frame of 65 KB keeps a VM of 1 Mbit/s waiting for half a second, and a copy
+/// waits as long. The timeout did not wait.
+#[test]
+fn flood_23_a_copy_that_waits_for_the_rate_of_its_vm_does_not_time_out() {
+    let (w, r, g) = floods(&Setup::new());
+    let at = grows_to(&w, &r, &g, 70_000);
+    limits(&w, Direction::FromGuest, 125_000);
+    hands_over(&g, at, at + 100_000);
+    let first = r.takes_all();
+    let end = i64::from(first.last().expect("a frame").range().1);
+    assert!(end >= at + 60_000, "a long frame: {}", end - at);
+    r.sends(&format!("ack {at} <sack {}:{end}>", at + 1000));
+    w.after_ms(400);
+    r.gets_nothing();
+    let stats = |w: &World<'_>| w.flow(0, |f| f.stats().flooded).flatten().expect("H sends");
+    let (timeouts, cwnd) = (stats(&w).timeouts_in_a_row, stats(&w).cwnd_bytes);
+    assert_eq!(timeouts, 0, "R was sent nothing that it could have acknowledged");
+    assert!(cwnd > 40_000, "one reduction, for the loss: {cwnd}");
+    w.after_ms(200);
+    let copy = r.takes_all().iter().map(|seen| i64::from(seen.range().0)).min();
+    assert_eq!(copy, Some(at));
+    w.after_ms(1000);
+    assert!(stats(&w).timeouts_in_a_row > 0, "it counts from the copy");
+}
+
+/// The same of a probe of R's window: five of them in a row, and H lets go of the flow.
+#[test]
+fn flood_12_a_probe_that_waits_for_the_rate_of_its_vm_is_none_yet() {
+    let (w, r, g) = floods(&Setup::new());
+    let at = grows_to(&w, &r, &g, 70_000);
+    limits(&w, Direction::FromGuest, 12_500);
+    hands_over(&g, at, at + 100_000);
+    let end = r.gets_last_any().range().1;
+    r.shows_window(0);
+    r.sends(&format!("ack {end}"));
+    w.after_ms(5000);
+    r.gets_nothing();
+    let stats = |w: &World<'_>| w.flow(0, |f| f.stats().flooded).flatten().expect("H sends");
+    assert_eq!(stats(&w).timeouts_in_a_row, 1, "it is due, and has not left");
+    w.after_ms(400);
+    r.gets_all(&[&format!("{}:{} ack 1", end - 1, end - 1)]);
+}
+
 #[test]
 fn flood_16_bytes_for_a_guest_with_a_limit_wait_in_the_store() {
     let (w, r, g) = Setup::new().established();

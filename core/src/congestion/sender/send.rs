@@ -14,11 +14,11 @@ impl Sender {
             None => self.poll_allowed(now, room, cut)?,
         };
         let bytes = segment.to - segment.from;
+        if segment.from == self.una() || bytes == 0 {
+            self.since = now; // its answer takes a round trip from here
+        }
         if bytes == 0 {
             return Some(segment); // a window probe
-        }
-        if segment.from == self.una() {
-            self.since = now; // its ACK takes a round trip from here
         }
         if segment.again {
             self.retransmissions += 1;

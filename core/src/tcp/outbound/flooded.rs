@@ -233,7 +233,7 @@ impl Flooded {
     /// keep G waiting (FLOOD-12).
     fn on_wheel(&mut self, now: Instant, vm: &mut Vm, wanted: bool) -> bool {
         self.wheel = Instant::MAX;
-        if self.sender.timeout() <= now {
+        if self.timeout() <= now {
             let waits = self.sender.waits();
             vm.counters.remote_timeouts += u64::from(waits == Waits::Retransmission);
             self.sender.on_timeout(now);
@@ -246,6 +246,12 @@ impl Flooded {
         self.sender.waits() == Waits::Nothing
             || (self.sender.rtt().backoffs() < most
                 && self.sender.probes() < limits::WINDOW_PROBES_MAX)
+    }
+
+    /// When the sender has waited long enough for R. R cannot answer a copy or probe that waits for
+    /// the turn or the rate of its VM: that time begins when it leaves (FLOOD-23).
+    fn timeout(&self) -> Instant {
+        if self.listed && self.sender.owes_first() { Instant::MAX } else { self.sender.timeout() }
     }
 
     /// ACK number and window field for G.
@@ -327,7 +333,7 @@ impl Flooded {
         // Nearly always the wheel wakes the flow before anything can be due.
         let floor = self.sender.timeout_floor();
         debug_assert!(floor <= self.sender.timeout(), "a timeout before its floor");
-        let mut at = if self.wheel <= floor { Instant::MAX } else { self.sender.timeout() };
+        let mut at = if self.wheel <= floor { Instant::MAX } else { self.timeout() };
         if !may_send && self.sender.paced_until() > cx.now {
             at = at.min(self.sender.paced_until());
         }
