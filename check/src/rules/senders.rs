@@ -267,6 +267,7 @@ impl Sending {
         let (mut new, original) = self.take(at, ack, &blocks);
         self.newest = (new + sacked).saturating_sub(self.sacked());
         (self.una, self.silence) = (ack, None);
+        self.is_paced &= !self.is_short(); // the next ACKs are on their way
         if moved > 0 {
             (self.moved_at, self.duplicates, self.timed_out) = (Some(at), 0, None);
         } else if is_alone && !self.sack {
@@ -357,8 +358,7 @@ impl Sending {
         }
         self.after_a_pause(at);
         let is_copy = from < self.next;
-        let pauses =
-            self.una == self.next && self.sent_at.is_some_and(|last| at.since(last) > SHORT);
+        let pauses = self.sent_at.is_some_and(|last| at.since(last) > SHORT);
         if is_copy {
             if capable || cwr {
                 return Err("a copy to R that is ECN-capable, or carries CWR".to_owned());

@@ -167,6 +167,26 @@ fn a_timeout_that_was_for_nothing_is_undone() {
     is_fine(&format!("{silence}\n 701 ack 12000\n 702 ack 30000\n 702 > 30000:68000"));
 }
 
+/// The ACK of its last segment is still on its way, because R delays it.
+#[test]
+fn behind_a_pause_a_short_path_s_burst_is_64_kib_whatever_is_under_way() {
+    let at = |us| Instant::from_secs(9) + Duration::from_micros(us);
+    for (pause_us, is_too_much) in [(900, false), (2000, true)] {
+        let mut s = Sending::begin(0, MSS, true, false);
+        s.window = Window::first(200_000);
+        let left = |at, from, to| {
+            let (size, edge, capable, cwr) = (MSS, 1_000_000, false, false);
+            Left { at, from, to, size, edge, capable, cwr }
+        };
+        s.on_sent(&left(at(0), 0, 1000)).expect("a first segment");
+        let (blocks, alone, marked, sure) = (&[][..], true, false, true);
+        s.on_ack(&Heard { at: at(100), ack: 1000, blocks, alone, marked, sure });
+        s.on_sent(&left(at(100), 1000, 2000)).expect("a last segment");
+        let burst = s.on_sent(&left(at(100 + pause_us), 2000, 100_000));
+        assert_eq!(burst.is_err(), is_too_much, "{pause_us} us: {burst:?}");
+    }
+}
+
 #[test]
 fn timeouts_double() {
     let twice = "0 > 0:1000\n 300 > 0:1000\n 600 > 0:1000";

@@ -13,8 +13,12 @@ impl Sending {
             self.burst += len;
             return;
         }
-        let is_short = self.shortest.is_some_and(|took| took < SHORT);
-        (self.burst, self.is_paced) = (len, !is_short || pauses);
+        (self.burst, self.is_paced) = (len, !self.is_short() || pauses);
+    }
+
+    /// A round trip takes less time than a burst.
+    pub(super) fn is_short(&self) -> bool {
+        self.shortest.is_some_and(|took| took < SHORT)
     }
 
     pub(super) fn not_too_early(&self, at: Instant, from: u64, to: u64) -> Ensure {

@@ -106,9 +106,9 @@ impl Sender {
             self.episode.on_idle(now, self.sent_at, self.rtt.rto());
             if self.pacer.has_rate() {
                 self.set_pace(now);
-                self.pacer.on_idle(now, self.sent_at);
             } // else this is a sender's first window, which leaves at once
         }
+        self.pacer.on_idle(now, self.sent_at);
         let most = self.permitted(now, lost)?.min(room);
         let whole = (most / self.mss * self.mss).max(self.mss.min(room));
         if let Some((from, to)) = lost {

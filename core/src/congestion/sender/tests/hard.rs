@@ -670,6 +670,30 @@ fn flood_26_a_short_path_s_window_is_no_burst_behind_a_pause() {
     }
 }
 
+/// Found in review: R delays the ACK of the last segment of an answer, and G hands over the next
+/// one before R has acknowledged it.
+#[test]
+fn flood_26_nor_is_it_while_a_segment_from_before_the_pause_is_under_way() {
+    for (pause, at_once) in [(us(500), 200_000), (ms(2), 66_000)] {
+        let mut trace = Trace::new(&SenderConfig { initial_window: 200_000, ..reno() });
+        trace.act("offer 1000");
+        trace.drain();
+        trace.now = trace.now + us(100);
+        trace.act("ack 1000");
+        trace.act("offer 2000");
+        trace.drain();
+        assert_eq!(trace.sender.in_flight(), 1000);
+        trace.now = trace.now + pause;
+        trace.act("offer 401000");
+        trace.drain();
+        assert_eq!(trace.sender.in_flight(), at_once, "{pause:?}");
+        trace.now = trace.now + us(100);
+        trace.act("ack 2000");
+        trace.drain();
+        assert!(trace.sender.in_flight() >= 200_000, "{pause:?}: ACKs come again");
+    }
+}
+
 #[test]
 fn flood_25_after_a_pause_ten_segments_of_today_s_size_leave() {
     let config = SenderConfig { mss: 8960, initial_window: initial_window(8960, false), ..reno() };
