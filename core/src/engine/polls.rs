@@ -224,9 +224,8 @@ impl Engine<'_> {
                 Some((PortId(cx.key.port), made))
             };
             if let Some((origin, departure)) = self.make_with_flow(now, id, poll) {
-                let bytes = departure.header_len + index(departure.to - departure.from);
-                self.common.out.departures.on_sent(origin, bytes);
                 if self.rates.any() {
+                    let bytes = departure.header_len + index(departure.to - departure.from);
                     self.charge(now, origin, Direction::FromGuest, bytes);
                 }
                 return Some((id, origin, departure));

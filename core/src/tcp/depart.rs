@@ -19,9 +19,14 @@ impl Flow {
         cx: &mut FlowContext<'_, '_>,
         buf: &mut [u8; TcpEmit::MAX_LEN],
     ) -> Option<Delivery> {
-        let room = IP_LEN_MAX - self.ip_tcp_len(cx);
+        let ip_tcp_len = self.ip_tcp_len(cx);
+        let headers = self.template.l2_to_net().len() + index(ip_tcp_len);
         let flooded = self.losses.flooded_mut()?;
-        let found = flooded.poll(cx, room);
+        let found = flooded.poll(cx, IP_LEN_MAX - ip_tcp_len);
+        if let Some((segment, ..)) = &found {
+            let bytes = headers + index(segment.to - segment.from);
+            cx.out.departures.on_sent(cx.key.port, bytes);
+        }
         flooded.arm(cx, found.is_some());
         let (segment, mss, push) = found?;
         let (bytes_end, closed) = flooded.end();

@@ -1612,6 +1612,43 @@ fn flood_16_vms_take_turns_by_bytes_whatever_the_number_of_their_flows() {
     assert_eq!((sent.len(), place), (11, 8), "64 KiB are seven frames and a bit");
 }
 
+/// Found in review: each sent a frame in turn, one of 64 KB, the other one of a short write.
+#[test]
+fn flood_16_flows_of_a_vm_take_turns_by_bytes() {
+    let (w, r, g) = floods(&Setup::new());
+    let at = grows_to(&w, &r, &g, 90_000);
+    let flows = [(r, g, 1000), {
+        let (r, g) = w.connects();
+        (r, g, 700)
+    }];
+    flows[1].0.shows_window(1 << 20);
+    limits(&w, Direction::FromGuest, 1_250_000);
+    let mut acked = [at, 1];
+    for _ in 0..600 {
+        for ((_, g, write), acked) in flows.iter().zip(acked) {
+            let next = g.end(|end| end.next);
+            if next < acked + 120_000 {
+                let writes =
+                    (next..).step_by(*write).map(|at| format!("{at}:{}", at + *write as i64));
+                let writes: Vec<_> = writes.take(20).collect();
+                g.sends_all(&writes.iter().map(String::as_str).collect::<Vec<_>>());
+            }
+        }
+        w.after_ms(1);
+        for ((r, g, _), acked) in flows.iter().zip(&mut acked) {
+            let ends = r.takes_all();
+            *acked = ends.iter().map(|seen| i64::from(seen.range().1)).max().unwrap_or(*acked);
+            if !ends.is_empty() {
+                r.sends(&format!("ack {acked}"));
+            }
+            g.takes_all();
+        }
+    }
+    let [long, short] = [acked[0] - at, acked[1] - 1];
+    assert!(long + short > 600_000, "the rate is used: {long} and {short}");
+    assert!(2 * short > long && 2 * long > short, "{long} by long frames, {short} by short ones");
+}
+
 #[test]
 fn flood_14_the_edge_that_g_is_shown_stays_where_it_was_when_the_path_becomes_slow() {
     let (w, r, g) = floods(&Setup::new());

@@ -461,9 +461,17 @@ mutations! { SENDING:
     "self.turns.rotate_left(1);"
     => "";
 
-    "what leaves is not taken off a VM's turn", "FLOOD-16", "on_sent",
-    "line.credit -= i64::try_from(bytes).unwrap_or(i64::MAX);"
+    "what leaves is not taken off a VM's turn", "FLOOD-16", "charge",
+    "self.credit -= bytes;"
     => "";
+
+    "what leaves is not taken off a flow's turn", "FLOOD-16", "charge",
+    "*credit -= bytes;"
+    => "";
+
+    "a flow sends a frame in its turn, of whatever length", "FLOOD-16", "push",
+    "self.due.push_front((id, credit))"
+    => "self.due.push_back((id, credit))";
 
     "what passes a VM's limit is never too much", "FLOOD-16", "police",
     "p.next() > now + LIMIT_DEBT_MAX"

@@ -4,7 +4,9 @@
 //! **Turns** (FLOOD-16). VMs take turns by deficit: each sends about [`TURN_BYTES`], whatever its
 //! frames are. If a frame was too long for a turn, the excess is taken off the next turn (Shreedhar
 //! and Varghese, "Efficient fair queuing using deficit round-robin", 1996). So a VM with a thousand
-//! flows gets no more than one with a single flow. The flows of a VM send a frame each in turn.
+//! flows gets no more than one with a single flow. The flows of a VM take turns in the same way, so
+//! a flow of short segments gets as much as one of super-segments. The turn of a flow is over when
+//! it has nothing to send, and what is left of that turn is lost.
 
 use std::collections::VecDeque;
 
@@ -17,14 +19,46 @@ use crate::time::Instant;
 /// The flows of one VM that may have something to send, in the order of their turns.
 #[derive(Debug, Default)]
 struct Line {
-    /// Each once.
-    due: VecDeque<FlowId>,
+    /// Each once, with the bytes that it may send before the next one does.
+    due: VecDeque<(FlowId, i64)>,
+    /// The flow that sent last, and the bytes that it may still send: it goes on.
+    turn: Option<(FlowId, i64)>,
     /// Bytes that the VM may send before the next one does.
     credit: i64,
     /// It is in `turns`.
     listed: bool,
     /// It has no turns for now.
     held: bool,
+}
+
+impl Line {
+    /// The flow whose turn it is.
+    fn pop(&mut self) -> Option<FlowId> {
+        loop {
+            let (id, credit) = self.due.pop_front()?;
+            if credit > 0 {
+                self.turn = Some((id, credit));
+                return Some(id);
+            }
+            self.due.push_back((id, credit + TURN_BYTES));
+        }
+    }
+
+    /// It is this flow's turn still, or behind those of all others.
+    fn push(&mut self, id: FlowId) {
+        let of_turn = self.turn.filter(|(of, _)| *of == id);
+        match of_turn.map_or(0, |(_, credit)| credit) {
+            credit @ 1.. => self.due.push_front((id, credit)),
+            debt => self.due.push_back((id, debt + TURN_BYTES)),
+        }
+    }
+
+    fn charge(&mut self, bytes: i64) {
+        self.credit -= bytes;
+        if let Some((_, credit)) = &mut self.turn {
+            *credit -= bytes;
+        }
+    }
 }
 
 /// Flows with a sender toward R.
@@ -60,7 +94,7 @@ impl Departures {
                 line.credit = line.credit.min(0); // who pauses saves nothing up
                 self.turns.pop_front();
             } else if line.credit > 0 {
-                return line.due.pop_front();
+                return line.pop();
             } else {
                 line.credit += TURN_BYTES;
                 self.turns.rotate_left(1);
@@ -68,21 +102,22 @@ impl Departures {
         }
     }
 
-    /// A frame of `bytes` bytes has left for a flow of this VM.
-    pub(crate) fn on_sent(&mut self, port: PortId, bytes: usize) {
-        if let Some(line) = self.lines.get_mut(usize::from(port.0)) {
-            line.credit -= i64::try_from(bytes).unwrap_or(i64::MAX);
+    /// A frame of `bytes` bytes leaves for the flow whose turn it is. Call before the flow asks for
+    /// more.
+    pub(in crate::tcp) fn on_sent(&mut self, port: u16, bytes: usize) {
+        if let Some(line) = self.lines.get_mut(usize::from(port)) {
+            line.charge(i64::try_from(bytes).unwrap_or(i64::MAX));
         }
     }
 
-    /// It is this flow's turn behind those of all others of its VM.
+    /// The flow may have something to send.
     pub(super) fn push(&mut self, port: u16, id: FlowId) {
         let place = usize::from(port);
         if place >= self.lines.len() {
             self.lines.resize_with(place + 1, Line::default);
         }
         let line = &mut self.lines[place];
-        line.due.push_back(id);
+        line.push(id);
         if !line.held && !core::mem::replace(&mut line.listed, true) {
             self.turns.push_back(port);
         }
