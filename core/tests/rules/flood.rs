@@ -838,6 +838,28 @@ fn com_13_h_makes_no_right_checksum_of_a_wrong_one_of_g() {
     r.gets("1:1001");
 }
 
+/// Found in review: one wild number, and the flow was never again taken for one that owes nothing.
+#[test]
+fn flood_08_what_g_cannot_have_sent_does_not_keep_a_flow_in_the_path() {
+    let (w, r, g) = floods(&Setup::new());
+    r.shows_window(WINDOW_MAX); // so that nothing is lent beyond it
+    g.shows_window(1 << 20);
+    g.sends("1:1001");
+    r.takes_all();
+    r.sends("ack 1001");
+    g.takes_all();
+    let is_quiescent = || w.flow(0, Flow::quiescent).expect("a flow");
+    assert!(is_quiescent());
+    let mut wild = g.frame_of("100000001:100001001 ack 1");
+    let verdict = w.frame(GUEST, VirtioNetHdr::default(), &wild);
+    assert_eq!(verdict, Verdict::Drop(DropReason::OutOfWindow));
+    assert!(is_quiescent(), "no G was ever shown so much room");
+    *wild.last_mut().expect("a frame") ^= 1;
+    let verdict = w.frame(GUEST, VirtioNetHdr::default(), &wild);
+    assert_eq!(verdict, Verdict::Drop(DropReason::BadChecksum));
+    assert!(is_quiescent());
+}
+
 #[test]
 fn inv_06_what_g_has_handed_over_stays_when_r_finds_no_place() {
     let (w, r, g) = floods(&Setup { budget_bytes: 14 << 14, ..Setup::new() });

@@ -282,8 +282,8 @@ mutations! { SENDING:
     "self.keeps_pace = before.keeps_pace;"
     => "";
 
-    "what G was lent before a pause is forgotten", "FLOOD-14", "on_data",
-    "[[self.edge.max(self.net_edge + limits::OUTBOUND_AHEAD_MAX)]];"
+    "what G was lent before a pause is forgotten", "FLOOD-14", "end_max",
+    "self.edge.max(self.net_edge + limits::OUTBOUND_AHEAD_MAX)"
     => "self.edge";
 
     "what G uses of what it was lent before a pause is not shown to it", "FLOOD-14", "on_data",
@@ -426,6 +426,10 @@ mutations! { SENDING:
     "a wrong checksum of G becomes a right one", "COM-13", "take_over",
     "!f.checksum_ok()"
     => "false";
+
+    "what G cannot have sent counts as sent", "FLOOD-08", "note_shown",
+    "end <= self.intake.end_max()"
+    => "true";
 
     "a byte that G was shown no room for is not answered", "FLOOD-15", "hand_over",
     "is_old || [[probes]] ||"

@@ -129,6 +129,14 @@ impl Flooded {
         self.shown
     }
 
+    /// G sends bytes up to `end`. What lies beyond all room that G can ever have been shown is no
+    /// part of the stream: R will never acknowledge it.
+    fn note_shown(&mut self, end: u64) {
+        if end <= self.intake.end_max() {
+            self.shown = self.shown.max(end);
+        }
+    }
+
     /// The right edge that G was shown.
     pub(in crate::tcp) fn promised(&self) -> u64 {
         self.intake.promised()

@@ -172,6 +172,11 @@ impl Intake {
         self.ends.iter().copied().find(|end| *end > from).unwrap_or(u64::MAX)
     }
 
+    /// Bytes beyond this are never taken: G was shown no room for them, by this box or another.
+    pub(super) fn end_max(&self) -> u64 {
+        self.edge.max(self.net_edge + limits::OUTBOUND_AHEAD_MAX)
+    }
+
     /// R was sent everything below `sent`.
     pub(super) fn on_sent(&mut self, sent: u64) {
         while self.ends.front().is_some_and(|end| *end <= sent) {
@@ -192,8 +197,7 @@ impl Intake {
         if self.fin {
             return if end < self.accepted { Ok(()) } else { Err(DropReason::OutOfWindow) };
         }
-        let most = self.edge.max(self.net_edge + limits::OUTBOUND_AHEAD_MAX);
-        let (from, end) = (seq.max(self.accepted), end.min(most));
+        let (from, end) = (seq.max(self.accepted), end.min(self.end_max()));
         if from < end {
             if end <= self.promised {
                 self.edge = end.max(self.edge); // G keeps it, with a place or without (INV-05)
