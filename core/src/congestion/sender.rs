@@ -325,8 +325,13 @@ impl Sender {
         if self.probe.on_ack(a.ack, twice, duplicate) == ProbeAnswer::Repaired {
             self.episode.on_repaired_by_probe(now, before.flight, self.next());
         }
-        if self.doubt != Doubt::None && self.is_timeout_spurious(now, arrived.originals, moved) {
-            self.episode.on_spurious();
+        if self.doubt != Doubt::None {
+            // Data of R, or a window, that repeats an acknowledgement does not answer the copy: in
+            // RFC 5682 section 3.1 only duplicates and ACKs of more do.
+            let answers = moved || arrived.delivered > 0 || a.bare;
+            if answers && self.is_timeout_spurious(now, arrived.originals, moved) {
+                self.episode.on_spurious();
+            }
         }
         if !self.sack {
             arrived.delivered = self.count_duplicates(now, duplicate, arrived.acked);

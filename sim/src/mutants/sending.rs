@@ -124,6 +124,10 @@ mutations! { SENDING:
     "self.controller.on_spurious();"
     => "";
 
+    "data of R decides whether a timeout was for nothing", "FLOOD-22", "on_ack",
+    "arrived.delivered > 0 || [[a.bare]];"
+    => "true";
+
     "every timeout is for nothing", "FLOOD-21", "is_timeout_spurious",
     "Doubt::Tested if [[originals]] => true,"
     => "true";

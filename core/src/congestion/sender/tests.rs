@@ -623,6 +623,35 @@ fn a_timeout_that_was_only_a_delay_is_undone() {
     assert_eq!(s.retransmissions(), 1);
 }
 
+/// Found in review: data of R repeats its acknowledgement (here with another window), and was taken
+/// for the answer to the copy, or for that to the two new segments.
+#[test]
+fn flood_22_data_of_r_does_not_decide_whether_a_timeout_was_only_a_delay() {
+    let trace = Trace::run(
+        &reno(),
+        ms,
+        "0    offer 1000
+              > 0:1000
+         100  ack 1000
+         1000 offer 500000
+              > 1000:11000
+         1200 wait
+              > 11000:12000
+         1540 wait
+              > again 1000:2000
+         1590 ack 1000 edge 900000
+         1600 ack 2000
+              > 12000:14000
+         1605 ack 2000 edge 900000
+         1610 ack 3000
+         1611 ack 8000
+              > 14000:24000
+         1800 wait",
+    );
+    assert_eq!(trace.sender.phase(), Phase::Open);
+    assert_eq!(trace.sender.retransmissions(), 1);
+}
+
 #[test]
 fn an_ack_of_all_after_a_timeout_says_nothing_of_it() {
     // R may have had all but the first; slow start begins with one segment.
