@@ -35,12 +35,19 @@ struct Run {
     end: u64,
     /// When they last left.
     sent_at: Instant,
+    /// Bytes of the longest segment in which they left, at most.
+    longest: u32,
     state: State,
     /// They were sent more than once.
     again: bool,
 }
 
 impl Run {
+    /// The run that follows is alike, and becomes a part of this one.
+    fn join(&mut self, next: &Self) {
+        (self.end, self.longest) = (next.end, self.longest.max(next.longest));
+    }
+
     /// The same could be said of both; when SACKed bytes left no longer matters.
     fn is_like(&self, other: &Self) -> bool {
         let same_time = self.sent_at == other.sent_at && self.again == other.again;
@@ -173,9 +180,10 @@ impl Scoreboard {
     /// New bytes `[next, to)` leave.
     pub fn on_sent(&mut self, to: u64, now: Instant) {
         debug_assert!(to > self.next, "nothing sent");
-        let run = Run { end: to, sent_at: now, state: State::Flying, again: false };
+        let longest = self.segment_len(to - self.next);
+        let run = Run { end: to, sent_at: now, longest, state: State::Flying, again: false };
         match self.runs.back_mut() {
-            Some(last) if last.is_like(&run) => last.end = to,
+            Some(last) if last.is_like(&run) => last.join(&run),
             _ => self.runs.push_back(run),
         }
         self.next = to;
@@ -184,9 +192,11 @@ impl Scoreboard {
     /// Bytes `[from, to)` leave once more. Those that are SACKed meanwhile stay so.
     pub fn on_sent_again(&mut self, from: u64, to: u64, now: Instant) {
         self.copies_end = self.copies_end.max(to);
+        let longest = self.segment_len(to - from);
         self.change(from, to, |run| {
             if run.state != State::Sacked {
-                *run = Run { sent_at: now, state: State::Flying, again: true, ..*run };
+                let end = run.end;
+                *run = Run { end, sent_at: now, longest, state: State::Flying, again: true };
             }
         });
     }
@@ -228,11 +238,20 @@ impl Scoreboard {
 
     /// Marks every flying piece that `is_lost` says is; how many bytes that are.
     pub fn mark_lost(&mut self, mut is_lost: impl FnMut(&Piece) -> bool) -> u64 {
+        self.mark(|_, p| is_lost(p))
+    }
+
+    /// The same of all that may have left in segments of more than `mss` bytes.
+    pub fn mark_longer_lost(&mut self, mss: u64) {
+        self.mark(|run, _| u64::from(run.longest) > mss);
+    }
+
+    fn mark(&mut self, mut is_lost: impl FnMut(&Run, &Piece) -> bool) -> u64 {
         let before = self.lost;
         let mut from = self.una;
         for run in &mut self.runs {
             let p = piece(from, run);
-            if run.state == State::Flying && is_lost(&p) {
+            if run.state == State::Flying && is_lost(run, &p) {
                 run.state = State::Lost;
                 self.lost += p.to - p.from;
             }
@@ -334,14 +353,19 @@ impl Scoreboard {
         let last = last.min(self.runs.len().saturating_sub(1));
         for i in (first..last).rev() {
             if self.runs[i].is_like(&self.runs[i + 1]) {
-                self.runs[i].end = self.runs[i + 1].end;
-                self.runs.remove(i + 1);
+                let next = self.runs.remove(i + 1);
+                next.into_iter().for_each(|next| self.runs[i].join(&next));
             }
         }
     }
 
     fn join_all(&mut self) {
         self.join(0, self.runs.len());
+    }
+
+    /// Bytes of the longest segment of `bytes` that leave now.
+    fn segment_len(&self, bytes: u64) -> u32 {
+        u32::try_from(bytes.min(self.mss)).unwrap_or(u32::MAX)
     }
 
     fn count(&mut self, state: State, bytes: u64, more: bool) {

@@ -405,8 +405,7 @@ impl Sender {
     /// Segments longer than the newest size did not get through, which says nothing of congestion
     /// (RFC 1191 section 6.5): they are sent again.
     pub fn on_too_long(&mut self) {
-        let mss = self.mss;
-        self.board.mark_lost(|p| p.to - p.from > mss);
+        self.board.mark_longer_lost(self.mss);
     }
 
     /// The SYN or SYN-ACK was sent again: until a round trip is known the timeout is longer (RFC

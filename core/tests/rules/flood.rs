@@ -1810,6 +1810,21 @@ fn flood_39_what_is_too_long_for_the_path_is_sent_again_in_smaller_segments() {
     assert_eq!(bytes, 10_000, "all that there is: nothing was a sign of congestion");
 }
 
+/// Found in review: what left at the same instant was taken for one segment.
+#[test]
+fn flood_39_short_segments_that_left_together_are_not_too_long_for_the_path() {
+    let (w, r, g) = floods(&Setup::new());
+    g.sends("1:1001");
+    w.after_ms(1);
+    let writes: Vec<_> = (1001..3001).step_by(100).map(|at| format!("{at}:{}", at + 100)).collect();
+    g.sends_all(&writes.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!(r.takes_all().len(), 21);
+    w.after_ms(10);
+    assert_eq!(too_big(&w, &g, 1, 700), Verdict::Forward(GUEST));
+    let copies: Vec<_> = r.takes_all().iter().map(|seen| seen.range()).collect();
+    assert_eq!(copies, [(1, 1001)]);
+}
+
 /// Bytes of the longest segment of a frame.
 fn longest(seen: &Seen) -> usize {
     match usize::from(seen.hdr.gso_size) {

@@ -128,6 +128,10 @@ mutations! { SENDING:
     "arrived.delivered > 0 || [[a.bare]];"
     => "true";
 
+    "what left together is one segment", "FLOOD-39", "segment_len",
+    "bytes.min(self.mss)"
+    => "bytes";
+
     "every timeout is for nothing", "FLOOD-21", "is_timeout_spurious",
     "Doubt::Tested if [[originals]] => true,"
     => "true";
