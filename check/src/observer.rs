@@ -21,8 +21,8 @@ use crate::reach::{Happening, Reach};
 use crate::rule::{Rule, Violation};
 use crate::rules::turns::Turns;
 use crate::rules::{
-    PAGE_BYTES, budget, check_out, checksums, fail_stop, held, isolation, liveness, parked,
-    quality, recovery, senders,
+    PAGE_BYTES, budget, check_out, checksums, fail_stop, flooding, held, isolation, liveness,
+    parked, quality, recovery, senders,
 };
 use crate::tap::{FlowName, Tap, Tapped, fingerprint};
 use crate::weight::Weight;
@@ -105,6 +105,8 @@ pub struct Observer<S> {
     cramped_at: Vec<Instant>,
     /// Of each, bytes of its budget that are free for more than first windows.
     spare: Vec<u64>,
+    /// Since when the heartbeat has said go to each.
+    go_since: Vec<Option<Instant>>,
     steps: u64,
     any_flow: bool,
     reach: Reach,
@@ -128,6 +130,7 @@ impl<S: Setting> Observer<S> {
             turns: vec![Turns::default(); guests],
             cramped_at: vec![Instant::ZERO; guests],
             spare: vec![0; guests],
+            go_since: vec![None; guests],
             setting,
             steps: 0,
             any_flow: false,
@@ -159,6 +162,9 @@ impl<S: Setting> Observer<S> {
         let Some(h) = history_of(&mut self.flows, &self.setting, name, tcp) else {
             return Ok(());
         };
+        if tcp.flags.syn() && !tcp.flags.ack() {
+            h.quality.flooding.on_syn(t.at);
+        }
         self.touched.push(name);
         let guest = usize::from(name.guest);
         (h.spare, h.silent_since) = (self.spare[guest], self.silent_since[guest]);
@@ -235,6 +241,7 @@ impl<S: Setting> Observer<S> {
         }
         recovery::after_out(h, &o, clock);
         self.weight.on_out(h, &o, &t.hdr);
+        flooding::on_out(h, &o);
         h.on_out(&o);
         wrong.map_err(|(rule, what)| Violation { rule, what, flow: Some(name) })
     }
@@ -286,6 +293,11 @@ impl<S: Setting> Observer<S> {
         let all = self.steps.is_multiple_of(LOOK_AT_ALL);
         let of_host = |rule| move |what| Violation { rule, what, flow: None };
         budget::on_step(view.engine, view.ports, all).map_err(of_host(Rule::Budget))?;
+        for (port, since) in view.ports.iter().zip(&mut self.go_since) {
+            let Some(port) = port else { continue }; // on another host
+            let goes = view.engine.controls_congestion(now, *port);
+            *since = goes.then(|| since.unwrap_or(now));
+        }
         let no_record = view.engine.arena().free_records() == 0;
         let rooms = self.cramped_at.iter_mut().zip(&mut self.spare);
         for (port, (at, spare)) in view.ports.iter().zip(rooms) {
@@ -337,6 +349,8 @@ impl<S: Setting> Observer<S> {
             quality::on_step(h, now, clock).map_err(|(rule, what)| wrong(rule)(what))?;
             let parked = flow.is_some_and(|flow| flow.is_parked());
             parked::on_step(h, now, parked).map_err(wrong(Rule::Parked))?;
+            let go_since = self.go_since[usize::from(name.guest)];
+            flooding::on_step(h, go_since).map_err(wrong(Rule::Flooding))?;
             self.turns[usize::from(name.guest)].on_step(h);
         }
         Ok(())
@@ -351,6 +365,9 @@ impl<S: Setting> Observer<S> {
         for (_, h) in self.flows.iter_mut().filter(|(name, _)| about(name)) {
             h.owed_since = None;
             what.into_iter().for_each(|what| self.reach.note(h.state, what));
+        }
+        if matches!(event, Event::Crashed | Event::Migrated(_)) {
+            self.go_since.fill(None); // another engine, which says it anew
         }
         match event {
             Event::Crashed => self.on_crash(),

@@ -17,6 +17,7 @@ pub(crate) mod economy;
 pub(crate) mod endings;
 pub(crate) mod fail_stop;
 pub(crate) mod field_by_field;
+pub(crate) mod flooding;
 pub(crate) mod foreign_options;
 pub(crate) mod held;
 pub(crate) mod immutable;

@@ -5,8 +5,8 @@
 use nightporter_core::time::Instant;
 
 use super::{
-    Ensure, Verdict, duplicates, echoes, economy, endings, field_by_field, first_wrong, news,
-    odd_acks, prompt_ack, recovery, senders, windows,
+    Ensure, Verdict, duplicates, echoes, economy, endings, field_by_field, first_wrong, flooding,
+    news, odd_acks, prompt_ack, recovery, senders, windows,
 };
 use crate::guest_clock::GuestClock;
 use crate::history::{History, Side};
@@ -30,6 +30,7 @@ pub(crate) struct Quality {
     pub(crate) sending: senders::Sending,
     /// The flow had no place in the store after the last step.
     pub(crate) parked: bool,
+    pub(crate) flooding: flooding::Flooding,
 }
 
 /// A whole segment came in, perhaps in another's name: it may be believed.

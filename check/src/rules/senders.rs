@@ -175,6 +175,11 @@ fn first_window(mss: u64) -> u64 {
 }
 
 impl Sending {
+    /// Just now G has sent exactly this.
+    pub(crate) fn is_handed(&self, o: &Out<'_>) -> bool {
+        self.handed == Some((o.at, o.seq, o.end + u64::from(o.tcp.flags.fin())))
+    }
+
     fn begin(una: u64, mss: u64, sack: bool, ecn: bool) -> Self {
         let window = Window::first(first_window(mss));
         Self { on: true, mss, sack, ecn, una, next: una, window, ..Self::default() }
@@ -548,7 +553,7 @@ pub(crate) fn on_out(h: &mut History, o: &Out<'_>) -> Ensure {
     }
     let size = if o.hdr.is_gso() { o.hdr.gso_size.into() } else { mss };
     let (capable, cwr) = (matches!(o.ip.tos & 3, 1 | 2), o.tcp.flags.contains(TcpFlags::CWR));
-    let handed = sending.handed == Some((o.at, from, to));
+    let handed = sending.is_handed(o);
     sending.handed_left |= handed;
     let sent = sending.on_sent(&Left { at: o.at, from, to, size, edge, capable, cwr });
     if handed && sent.is_err() {

@@ -5,7 +5,7 @@ use nightporter_core::time::Instant;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 use super::turns::Turns;
-use super::{check_out, quality, recovery, senders};
+use super::{check_out, flooding, quality, recovery, senders};
 use crate::guest_clock::GuestClock;
 use crate::history::{History, Side};
 use crate::rule::Rule;
@@ -157,6 +157,7 @@ impl Scene {
             }
         }
         recovery::after_out(&mut self.h, &o, &self.clock);
+        flooding::on_out(&mut self.h, &o);
         self.h.on_out(&o);
         self.turns.on_step(&self.h);
     }

@@ -116,6 +116,12 @@ mutations! { SENDING:
     "self.burst = self.burst.min(BURST_MAX.max(2 * self.mss));"
     => "";
 
+    "a segment under way makes of a pause none", "FLOOD-26", "poll_allowed",
+    "self.pacer.on_idle(now, self.sent_at);"
+    => "if self.board.flight() == 0 {
+            self.pacer.on_idle(now, self.sent_at);
+        }";
+
     "the timeout counts from the first segment, whatever is acknowledged", "FLOOD-23", "on_moved",
     "self.since = now;"
     => "";
@@ -131,6 +137,14 @@ mutations! { SENDING:
     "what left together is one segment", "FLOOD-39", "segment_len",
     "bytes.min(self.mss)"
     => "bytes";
+
+    "a copy that waits for the rate of its VM times out", "FLOOD-23", "timeout",
+    "self.listed && self.sender.owes_first()"
+    => "false";
+
+    "a window probe counts from when it was due", "FLOOD-12", "poll",
+    "segment.from == self.una() || [[bytes == 0]]"
+    => "false";
 
     "every timeout is for nothing", "FLOOD-21", "is_timeout_spurious",
     "Doubt::Tested if [[originals]] => true,"
@@ -309,6 +323,27 @@ mutations! { SENDING:
     "timeouts count as probes of a window", "FLOOD-12", "deadline",
     "[[self.rtt.rto_after(self.probes)]]);"
     => "self.rtt.rto_after(self.rtt.backoffs() + self.probes)";
+
+    "a connection that was forgotten floods on", "FLOOD-28", "note_forgotten",
+    "port.vm.missed_connection = true;"
+    => "";
+
+    "a connection that H could not follow floods on", "FLOOD-28", "on_syn_from_guest",
+    "p.vm.missed_connection = true;"
+    => "";
+
+    "a connection without an entry stops its guest with each segment", "FLOOD-28",
+    "on_data_past_flows",
+    "core::mem::take(&mut vm.missed_connection)"
+    => "vm.missed_connection";
+
+    "a handshake that H did not understand floods on", "FLOOD-28", "on_data_past",
+    "self.standing.on_data_past()"
+    => "false";
+
+    "data that begins with a hole floods on", "FLOOD-28", "note_uncontrolled",
+    "cx.vm.uncontrolled_at = Some(cx.now);"
+    => "";
 
     "all that can be lent goes to those who come first", "FLOOD-28", "lendable_ahead",
     "own + [[self.budget_pages / 4]]"

@@ -183,3 +183,27 @@ fn what_tells_a_guest_of_a_hole_is_a_turn_of_its_flow() {
         if tells { s.accepted() } else { s.refused_by(Rule::Turns) }
     }
 }
+
+/// The heartbeat has said go since before the SYN, or since after it, or says it no longer.
+#[test]
+fn a_guest_that_begins_to_send_past_the_host_is_stopped() {
+    let at = Instant::from_secs;
+    for (go_since, is_flooded, is_wrong) in [
+        (Some(at(1)), false, true),
+        (Some(at(1)), true, false),
+        (Some(at(2)), false, false),
+        (None, false, false),
+    ] {
+        let mut s = Scene::open();
+        s.h.floods = true;
+        s.h.quality.flooding.on_syn(s.now);
+        s.guest_sends(&seg(Side::G, 1, 1), &[7; 1448]);
+        s.net_gets(&seg(Side::G, 1, 1), &[7; 1448]);
+        s.h.is_flooded = is_flooded;
+        assert_eq!(flooding::on_step(&mut s.h, go_since).is_err(), is_wrong, "{go_since:?}");
+        // Some of it is under way.
+        s.guest_sends(&seg(Side::G, 1449, 1), &[7; 1448]);
+        s.net_gets(&seg(Side::G, 1449, 1), &[7; 1448]);
+        assert!(flooding::on_step(&mut s.h, go_since).is_ok());
+    }
+}
