@@ -22,12 +22,12 @@
 //! drops such frames from guests and uplinks alike (`DropReason::ReservedGroup`); the host's own
 //! frames bypass it, straight to the guest's port. Of the sixteen, ...:0e would be the obvious one,
 //! but bridges are told to forward it for LLDP (Linux, `group_fwd_mask`).
-//! **An epoch** is the time in which the host knows all connections that began under it. A daemon
-//! that starts, and a host that takes a guest over, begins another epoch: it does not control the
-//! connections of the one before. A daemon draws its first epoch at random, and each later one is
-//! one more than the one before. A guest that receives an epoch which is not a little ahead of the
-//! last takes it for another daemon's.
-//! is one more than the one before: who hears one that is not a little ahead hears another daemon.
+//! **An epoch** is a time in which the host controls the connections that began under it. It ends
+//! when the guest sends on one that the host does not control, perhaps because the host has
+//! forgotten it. A daemon that starts, and a host that takes a guest over, begins another epoch: it
+//! does not control the connections of the one before. A daemon draws its first epoch at random,
+//! and each later one is one more than the one before. A guest that receives an epoch which is not
+//! a little ahead of the last takes it for another daemon's.
 
 use core::num::NonZeroU64;
 
