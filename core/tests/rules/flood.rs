@@ -2057,6 +2057,8 @@ fn flood_12_a_probe_that_waits_for_the_rate_of_its_vm_is_none_yet() {
     assert_eq!(stats(&w).timeouts_in_a_row, 1, "it is due, and has not left");
     w.after_ms(400);
     r.gets_all(&[&format!("{}:{} ack 1", end - 1, end - 1)]);
+    w.after_ms(10);
+    assert_eq!(stats(&w).timeouts_in_a_row, 1, "R is given time to answer it");
 }
 
 #[test]
