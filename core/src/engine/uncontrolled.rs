@@ -36,10 +36,10 @@ impl Engine<'_> {
     }
 
     /// The entry is about to go, for lack of room or because the flow was idle for long. If
-    /// `goes_on`, its connection does not end with it.
+    /// `goes_on`, or if nobody has considered it yet, its connection does not end with it.
     pub(super) fn note_forgotten(&mut self, id: FlowId, goes_on: impl FnOnce(&Flow) -> bool) {
         let Some((key, flow)) = self.flows.entry_mut(id) else { return };
-        if goes_on(flow)
+        if (goes_on(flow) || flow.is_unnoticed())
             && let Some(Some(port)) = self.ports.get_mut(usize::from(key.port))
         {
             port.vm.missed_connection = true;

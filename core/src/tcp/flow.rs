@@ -130,6 +130,11 @@ impl Flow {
         self.standing.is_live()
     }
 
+    /// See [`Standing::is_unnoticed`].
+    pub(crate) const fn is_unnoticed(&self) -> bool {
+        self.standing.is_unnoticed()
+    }
+
     /// A frame of the flow was seen. `true`: the flow is out of the path, and nothing else has to
     /// be done.
     #[inline]

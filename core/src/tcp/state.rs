@@ -186,6 +186,12 @@ impl Standing {
         matches!(self.0, Position::On | Position::Drain(_))
     }
 
+    /// While `Pass`: G has sent no data yet on a connection that H could not follow from its
+    /// handshake on.
+    pub(crate) const fn is_unnoticed(&self) -> bool {
+        matches!(self.0, Position::Pass { unnoticed: true, .. })
+    }
+
     /// New promises are made.
     #[inline]
     pub(crate) const fn is_on(&self) -> bool {

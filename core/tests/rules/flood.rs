@@ -2041,6 +2041,22 @@ fn flood_23_a_copy_that_waits_for_the_rate_of_its_vm_does_not_time_out() {
     assert!(stats(&w).timeouts_in_a_row > 0, "it counts from the copy");
 }
 
+/// The same of a loss probe, which the timeout replaced before it had left.
+#[test]
+fn flood_23_a_loss_probe_that_waits_for_the_rate_of_its_vm_does_not_time_out() {
+    let (w, r, g) = floods(&Setup::new());
+    let at = grows_to(&w, &r, &g, 70_000);
+    limits(&w, Direction::FromGuest, 125_000);
+    hands_over(&g, at, at + 100_000);
+    let end = i64::from(r.gets_last_any().range().1);
+    assert!(end >= at + 60_000, "a long frame: {}", end - at);
+    r.sends(&format!("ack {}", end - 1000));
+    w.after_ms(450);
+    r.gets_nothing();
+    let stats = w.flow(0, |f| f.stats().flooded).flatten().expect("H sends");
+    assert_eq!(stats.timeouts_in_a_row, 0, "R was sent nothing that it could have acknowledged");
+}
+
 /// The same of a probe of R's window: five of them in a row, and H lets go of the flow.
 #[test]
 fn flood_12_a_probe_that_waits_for_the_rate_of_its_vm_is_none_yet() {

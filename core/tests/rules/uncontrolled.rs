@@ -99,6 +99,20 @@ fn flood_28_a_guest_is_told_of_a_handshake_that_h_does_not_understand() {
     is_stopped_once(&w, &g, 0, 1);
 }
 
+/// The same, and the entry of that connection goes before G has sent anything.
+#[test]
+fn flood_28_a_guest_is_told_of_such_a_handshake_when_its_entry_has_gone() {
+    let setup = Setup { floods: true, ..Setup::new() };
+    let w = setup.opens();
+    let (r, g) = w.pair(&setup);
+    shakes_half(&r, &g);
+    r.sends("1001:2001 ack 1");
+    assert_eq!(w.state(), Some(State::Pass));
+    w.after_ms(limits::T_IDLE.as_millis() + 20_000);
+    assert_eq!(w.state(), None, "forgotten");
+    is_stopped_once(&w, &g, 0, 1);
+}
+
 /// G's third ACK is lost, and its first data comes with a FIN.
 #[test]
 fn flood_28_a_guest_is_told_of_data_that_h_takes_for_no_third_ack() {

@@ -471,7 +471,7 @@ mutations! { SENDING:
     => "false";
 
     "what G cannot have sent counts as sent", "FLOOD-08", "note_shown",
-    "end <= self.intake.end_max()"
+    "range.seq <= most"
     => "true";
 
     "a byte that G was shown no room for is not answered", "FLOOD-15", "hand_over",

@@ -65,11 +65,11 @@ impl Sender {
     }
 
     /// The segment whose answer a timeout waits for has yet to leave: the first bytes under way are
-    /// lost, or R is to be asked for room.
+    /// lost, or a probe is due.
     #[must_use]
     pub fn owes_first(&self) -> bool {
         let first_lost = self.board.first_lost().is_some_and(|(from, _)| from == self.una());
-        first_lost || self.due == Due::WindowProbe
+        first_lost || matches!(self.due, Due::Probe | Due::WindowProbe)
     }
 
     /// All is acknowledged, and R has no room for what G has handed over.

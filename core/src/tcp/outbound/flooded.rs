@@ -29,6 +29,7 @@ use crate::tcp::flow::Flow;
 use crate::tcp::outbound::Said;
 use crate::tcp::outbound::flooded::sizes::{Trial, V4_MSS_MIN, V6_MSS_MIN};
 use crate::tcp::outbound::intake::{Handed, Intake, Room};
+use crate::tcp::receiver::Range;
 use crate::tcp::stats::FloodStats;
 use crate::tcp::vm::Vm;
 use crate::time::Instant;
@@ -129,11 +130,12 @@ impl Flooded {
         self.shown
     }
 
-    /// G sends bytes up to `end`. What lies beyond all room that G can ever have been shown is no
+    /// G sends bytes of `range`. What lies beyond all room that G can ever have been shown is no
     /// part of the stream: R will never acknowledge it.
-    fn note_shown(&mut self, end: u64) {
-        if end <= self.intake.end_max() {
-            self.shown = self.shown.max(end);
+    fn note_shown(&mut self, range: Range) {
+        let most = self.intake.end_max().max(self.intake.promised());
+        if range.seq <= most {
+            self.shown = self.shown.max(most.min(range.end + u64::from(range.fin)));
         }
     }
 

@@ -172,7 +172,7 @@ impl Intake {
         self.ends.iter().copied().find(|end| *end > from).unwrap_or(u64::MAX)
     }
 
-    /// Bytes beyond this are never taken: G was shown no room for them, by this box or another.
+    /// Bytes beyond this are never taken: this box has shown G no room for them.
     pub(super) fn end_max(&self) -> u64 {
         self.edge.max(self.net_edge + limits::OUTBOUND_AHEAD_MAX)
     }

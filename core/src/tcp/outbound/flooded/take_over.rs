@@ -29,7 +29,7 @@ impl Flow {
             return None;
         }
         if let Some(flooded) = self.losses.flooded_mut() {
-            flooded.note_shown(range.end + u64::from(range.fin));
+            flooded.note_shown(range);
         }
         if needs_verbatim(f) {
             return Some(Fate::Drop(DropReason::Draining)); // its turn comes behind what is kept
