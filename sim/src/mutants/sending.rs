@@ -134,9 +134,9 @@ mutations! { SENDING:
     "arrived.delivered > 0 || [[a.bare]];"
     => "true";
 
-    "what left together is one segment", "FLOOD-39", "segment_len",
-    "bytes.min(self.mss)"
-    => "bytes";
+    "what left together is one segment", "FLOOD-39", "join",
+    "self.longest.max(next.longest)"
+    => "self.longest + next.longest";
 
     "a copy that waits for the rate of its VM times out", "FLOOD-23", "timeout",
     "self.listed && self.sender.owes_first()"
