@@ -5,10 +5,11 @@ use std::path::Path;
 
 use anyhow::ensure;
 
-use super::build::{Built, build};
-use super::judge::{Caught, by_seeds, by_test, by_tests};
+use super::build::{Built, Edits, build};
+use super::judge::{Caught, by_named, by_seeds, by_tests};
 use super::known::{self, Known};
-use super::survey::{self, Order, State};
+use super::source::Edit;
+use super::survey::{self, Near, Order, State};
 use super::{
     BATCH, Mutation, TESTS_LIMIT_S, all, check_untouched, check_untouched_seeds, in_parallel,
     table_edits,
@@ -16,6 +17,9 @@ use super::{
 
 /// Seeds that the untouched core passes before all are hunted anew.
 const UNTOUCHED_SEEDS: u64 = 200;
+
+/// Of `/proc/self/stat`: USER_HZ, which every kernel shows to programs.
+const TICKS_PER_S: u64 = 100;
 
 /// The order for a hunt.
 #[derive(Clone, Debug)]
@@ -47,27 +51,48 @@ pub fn hunt_all(
     let record = known::read(root)?;
     let drawn = hunt.chance.as_ref().map(|order| order.draw(table.len())).transpose()?;
     let mut edits = table_edits(root)?;
+    let near = near(&edits, &table, &record);
     if let Some(drawn) = &drawn {
         drawn.add_edits(root, &mut edits, |_| true)?;
     }
     tell(&format!("building core with {} mutations", edits.values().map(Vec::len).sum::<usize>()));
     let built = build(root, dir, edits)?;
+    tell(&spent("built"));
     let unfit = built.left_out.iter().chain(&built.uncompilable).filter(|&&n| n <= table.len());
     let unfit: Vec<_> = unfit.collect();
     ensure!(unfit.is_empty(), "mutations {unfit:?} do not compile: mend the table");
     check_untouched_for(&built, &record, hunt)?;
+    tell(&spent("the core as it is passed"));
     let (lost, found) = hunt_table(&built, &table, &record, hunt, &tell)?;
+    tell(&spent("those of the table judged"));
     if hunt.anew {
         let text = known::text(&found, table.iter().map(|m| m.name));
         std::fs::write(root.join(known::FILE), text)?;
     }
     if let Some((order, drawn)) = hunt.chance.as_ref().zip(drawn) {
         let mut state = State::default();
-        survey::judge_all(&built, &drawn, order, &mut state, |_| Ok(false))?;
+        survey::judge_all(&built, &drawn, order, &near, &mut state, |_| Ok(false))?;
         tell(&format!("\nOf mutations by chance, seed {}:\n", order.seed));
         tell(&survey::table(&drawn.list, &state));
     }
+    tell(&spent("all judged"));
     Ok(lost)
+}
+
+/// What has been done, and the processor time of programs until then.
+fn spent(what: &str) -> String {
+    // User and system time of children that have ended, behind the name in parentheses: proc(5).
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    let ticks: u64 = fields.skip(13).take(2).filter_map(|it| it.parse::<u64>().ok()).sum();
+    format!("{what}: {} s of processor time since the start", ticks / TICKS_PER_S)
+}
+
+/// The tests that are known to notice mutations of the table, by the file that these change.
+fn near(edits: &Edits, table: &[&Mutation], record: &known::Record) -> Near {
+    let test = |n: usize| record.get(table[n - 1].name)?.test.clone();
+    let tests = |edits: &[Edit]| edits.iter().filter_map(|edit| test(edit.n)).collect();
+    edits.iter().map(|(file, edits)| (file.clone(), tests(edits))).collect()
 }
 
 /// The rows of the table go to `tell`. Returns the deviations from the record, and a new record.
@@ -134,7 +159,7 @@ fn judge(built: &Built, n: usize, known: Option<&Known>, hunt: &Hunt) -> anyhow:
     let known = known.filter(|_| !hunt.anew);
     let mut now = Noticed { seed: None, test: None };
     if let Some(test) = known_test.and_then(|known| known.test.as_deref()) {
-        now.test = by_test(built, n, test, TESTS_LIMIT_S)?;
+        now.test = by_named(built, n, std::iter::once(test), TESTS_LIMIT_S)?;
     }
     if now.test.is_none() && known_test.is_none_or(|known| known.test.is_some()) {
         now.test = by_tests(built, n, TESTS_LIMIT_S)?;

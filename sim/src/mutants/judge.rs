@@ -93,20 +93,30 @@ pub fn by_tests(built: &Built, n: usize, limit_s: u64) -> anyhow::Result<Option<
     Ok(None)
 }
 
-/// Runs one test of `core` with mutation `n`, by the name that [`by_tests`] gave it.
+/// Runs some tests of `core` with mutation `n` until one notices, by the names that [`by_tests`]
+/// gave them.
 ///
 /// # Errors
-/// If it does not run.
-pub fn by_test(
+/// If they do not run.
+pub fn by_named<'a>(
     built: &Built,
     n: usize,
-    test: &str,
+    tests: impl Iterator<Item = &'a str> + Clone,
     limit_s: u64,
 ) -> anyhow::Result<Option<Caught>> {
-    let Some((program, test)) = test.split_once(": ") else { return Ok(None) };
-    let Some(program) = built.tests.iter().find(|p| name(p) == program) else { return Ok(None) };
-    let output = run_tests(program, &[test, "--exact", "--quiet"], n, limit_s, built)?;
-    Ok((!output.status.success()).then(|| noticed(program, &output)))
+    let tests = tests.filter_map(|test| test.split_once(": "));
+    for program in &built.tests {
+        let own = name(program);
+        let names = tests.clone().filter(|(of, _)| *of == own).map(|(_, name)| name);
+        let args: Vec<&str> = names.chain(["--exact", "--quiet"]).collect();
+        if args.len() > 2 {
+            let output = run_tests(program, &args, n, limit_s, built)?;
+            if !output.status.success() {
+                return Ok(Some(noticed(program, &output)));
+            }
+        }
+    }
+    Ok(None)
 }
 
 /// Cargo's name for a test program.

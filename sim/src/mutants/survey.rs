@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::build::{Built, Edits, build};
 use super::chance::{Listed, read, sample};
-use super::judge::{Caught, by_seeds, by_tests};
+use super::judge::{Caught, by_named, by_seeds, by_tests};
 use super::{BATCH, TESTS_LIMIT_S, check_untouched, in_parallel};
 
 /// Seeds that the untouched core passes first.
@@ -110,7 +110,10 @@ pub fn run(
     state.save(&path)?;
     tell(&format!("built after {} s", began.elapsed().as_secs()));
     let over = || began.elapsed() >= order.limit;
-    judge_all(&built, &drawn, order, &mut state, |state| state.save(&path).map(|()| over()))?;
+    let near = Near::new(); // a survey is of what the tests notice, the quickest first
+    judge_all(&built, &drawn, order, &near, &mut state, |state| {
+        state.save(&path).map(|()| over())
+    })?;
     Ok((drawn.list, state))
 }
 
@@ -141,6 +144,12 @@ impl Drawn {
         self.list[n - self.first - 1].name.clone()
     }
 
+    /// Below `core/src`.
+    fn file(&self, n: usize) -> &str {
+        let file = &self.list[n - self.first - 1].file;
+        file.strip_prefix("core/src/").unwrap_or(file)
+    }
+
     /// Adds the changes that `wanted` is true for.
     ///
     /// # Errors
@@ -161,8 +170,11 @@ impl Drawn {
     }
 }
 
-/// The tests of core, then seeds for those that passed, until all are judged or `save` says that
-/// time is over.
+/// Tests that probably notice a mutation, by the file below `core/src` that it changes.
+pub type Near = BTreeMap<String, BTreeSet<String>>;
+
+/// The tests of core, those that are `near` first, then seeds for mutations that passed, until all
+/// are judged or `save` says that time is over.
 ///
 /// # Errors
 /// What did not run.
@@ -170,6 +182,7 @@ pub fn judge_all(
     built: &Built,
     drawn: &Drawn,
     order: &Order,
+    near: &Near,
     state: &mut State,
     save: impl Fn(&State) -> anyhow::Result<bool>,
 ) -> anyhow::Result<()> {
@@ -188,7 +201,13 @@ pub fn judge_all(
         if save(state)? {
             return Ok(());
         }
-        let found = in_parallel(batch, order.jobs, |n| by_tests(built, n, TESTS_LIMIT_S))?;
+        let found = in_parallel(batch, order.jobs, |n| {
+            let first = near.get(drawn.file(n)).into_iter().flatten().map(String::as_str);
+            match by_named(built, n, first, TESTS_LIMIT_S)? {
+                None => by_tests(built, n, TESTS_LIMIT_S),
+                caught => Ok(caught),
+            }
+        })?;
         for (n, caught) in found {
             let fate = caught.map_or(Fate::PastTests, Fate::ByTest);
             state.fates.insert(drawn.name(n), fate);
