@@ -162,14 +162,14 @@ impl<S: Setting> Observer<S> {
         let Some(h) = history_of(&mut self.flows, &self.setting, name, tcp) else {
             return Ok(());
         };
-        if tcp.flags.syn() && !tcp.flags.ack() {
-            h.quality.flooding.on_syn(t.at);
-        }
         self.touched.push(name);
         let guest = usize::from(name.guest);
         (h.spare, h.silent_since) = (self.spare[guest], self.silent_since[guest]);
         if matches!(t.tap, Tap::ToNet | Tap::ToGuest(_)) {
             return self.on_segment_out(t, name, from_guest, (ip, tcp));
+        }
+        if tcp.flags.syn() && !tcp.flags.ack() && !t.forged {
+            h.quality.flooding.on_syn(t.at);
         }
         let from = if from_guest { Side::G } else { Side::R };
         let whole =
