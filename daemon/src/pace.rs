@@ -95,13 +95,18 @@ mod tests {
         START + Duration::from_secs(n)
     }
 
-    #[test]
-    fn a_write_without_a_delay_is_due_at_once_eight_times_and_then_once_a_minute() {
-        let mut pace = Pace::new(Duration::ZERO);
+    /// Writes as often as it may at once.
+    fn use_up(pace: &mut Pace<char>) {
         for n in 0..BURST {
             assert!(pace.note(START, 'a'));
             assert_eq!(pace.poll_due(START, |_| true), Some('a'), "{n}");
         }
+    }
+
+    #[test]
+    fn a_write_without_a_delay_is_due_at_once_eight_times_and_then_once_a_minute() {
+        let mut pace = Pace::new(Duration::ZERO);
+        use_up(&mut pace);
         assert!(pace.note(START, 'a') && !pace.note(seconds(1), 'a'), "the ninth waits");
         assert_eq!(pace.poll_due(seconds(59), |_| true), None);
         assert_eq!(pace.poll_timeout(), Some(seconds(60)));
@@ -114,10 +119,7 @@ mod tests {
     #[test]
     fn a_write_that_is_not_wanted_when_it_is_due_does_not_count() {
         let mut pace = Pace::new(Duration::ZERO);
-        for _ in 0..BURST {
-            pace.note(START, 'a');
-            assert_eq!(pace.poll_due(START, |_| true), Some('a'));
-        }
+        use_up(&mut pace);
         pace.note(START, 'a');
         assert_eq!(pace.poll_due(seconds(61), |_| false), None);
         pace.note(seconds(62), 'a');
@@ -131,10 +133,7 @@ mod tests {
     #[test]
     fn a_write_that_waits_is_due_when_the_earlier_ones_are_forgotten() {
         let mut pace = Pace::new(Duration::ZERO);
-        for _ in 0..BURST {
-            pace.note(START, 'a');
-            assert_eq!(pace.poll_due(START, |_| true), Some('a'));
-        }
+        use_up(&mut pace);
         pace.note(START, 'a');
         assert_eq!(pace.poll_due(seconds(5), |_| true), None);
         pace.forget('a');

@@ -46,8 +46,8 @@ pub(super) struct Socket {
     pub(super) has_packet: bool,
     /// When its timers are looked at: not later than they are due.
     timer: Option<Instant>,
-    /// Its guest has closed it and it has something to deliver: its place among such.
-    orphan: Option<u64>,
+    /// Its guest has closed it and it has something to deliver.
+    is_orphan: bool,
 }
 
 impl Socket {
@@ -68,13 +68,13 @@ impl Socket {
             is_ready: false,
             has_packet: false,
             timer: None,
-            orphan: None,
+            is_orphan: false,
         }
     }
 
     /// Its guest has closed it and it has something to deliver.
     pub(super) const fn is_orphan(&self) -> bool {
-        self.orphan.is_some()
+        self.is_orphan
     }
 
     /// `None`: its own guest has opened it.
@@ -95,9 +95,8 @@ pub(super) struct Sockets {
     /// How many others have opened, also those that its kernel has forgotten.
     opened: BTreeMap<Opener, usize>,
     timers: BTreeSet<(Instant, SocketId)>,
-    /// Orphans of each guest, in the order in which they were closed.
-    orphans: BTreeMap<(VmId, u64), SocketId>,
-    next_orphan: u64,
+    /// Orphans of each guest.
+    orphans: BTreeSet<(VmId, SocketId)>,
 }
 
 impl Sockets {
@@ -131,10 +130,11 @@ impl Sockets {
         if let Some(at) = timer {
             self.timers.remove(&(at, id));
         }
-        self.forget_orphan(id);
-        self.unlist(id);
         self.free.push(id.place);
         let socket = self.places[id.place as usize].1.take()?;
+        if socket.is_orphan {
+            self.orphans.remove(&(socket.vm, id));
+        }
         let count = self.counts.get_mut(&socket.vm).expect("it was counted");
         *count -= 1;
         if *count == 0 {
@@ -168,26 +168,19 @@ impl Sockets {
 
     /// A guest has closed this one, and it has something to deliver.
     pub(super) fn list_orphan(&mut self, id: SocketId) {
-        let order = self.next_orphan;
         let Some(socket) = self.get_mut(id) else { return };
-        socket.orphan = Some(order);
+        socket.is_orphan = true;
         let vm = socket.vm;
-        self.orphans.insert((vm, order), id);
-        self.next_orphan += 1;
+        self.orphans.insert((vm, id));
     }
 
     /// All that a guest has closed.
     pub(super) fn orphans_of(&self, vm: VmId) -> Vec<SocketId> {
-        self.orphans.range((vm, 0)..=(vm, u64::MAX)).map(|(_, id)| *id).collect()
-    }
-
-    fn forget_orphan(&mut self, id: SocketId) {
-        if let Some(socket) = self.get_mut(id)
-            && let Some(order) = socket.orphan.take()
-        {
-            let vm = socket.vm;
-            self.orphans.remove(&(vm, order));
-        }
+        let (first, last) = (
+            SocketId { place: 0, generation: 0 },
+            SocketId { place: u32::MAX, generation: u64::MAX },
+        );
+        self.orphans.range((vm, first)..=(vm, last)).map(|(_, id)| *id).collect()
     }
 
     /// How many a guest has, also those that its kernel has forgotten.

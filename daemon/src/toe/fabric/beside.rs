@@ -8,7 +8,7 @@ use nightporter_core::time::Instant;
 use nightporter_core::toe::message::{Kind, Message};
 use nightporter_core::toe::sockets::SocketId;
 
-use super::pace::Pace;
+use super::progress::Progress;
 use super::{Fabric, Heard, Lost, Stream, StreamId, Streams};
 use crate::port::vhost_user::VhostUserPort;
 use crate::toe::batch::Batch;
@@ -120,7 +120,7 @@ impl Streams {
             return stream.carry(now, batch, port);
         }
         if stream.waiting() == 0 {
-            stream.pace = Pace::new(now);
+            stream.progress = Progress::new(now);
         }
         self.stats.ucx_sent += batch.messages().count() as u64;
         let mut beside = self.beside(id).ok_or(Lost)?;
@@ -248,7 +248,7 @@ impl Streams {
         let stream = self.get_mut(id)?;
         stream.channel.unsent -= len;
         let waiting = stream.waiting();
-        stream.pace.note_taken(now, len, waiting);
+        stream.progress.note_taken(now, len, waiting);
         Some(id)
     }
 

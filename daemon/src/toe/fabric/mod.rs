@@ -4,7 +4,7 @@
 //! - `stream` is one of them: messages and payload, in and out.
 //! - `beside` is UCX, if payload goes by that.
 //! - `counts` says who may have one more.
-//! - `pace` says whether what waits in a stream is taken fast enough.
+//! - `progress` says whether what waits in a stream is taken fast enough.
 //! - `peers` is who may speak for whom, as the registry says.
 //! - `reader` is a stream for the fuzzer.
 //! - `tickets` is by what a stream shows whose it is.
@@ -16,8 +16,8 @@
 
 mod beside;
 mod counts;
-mod pace;
 mod peers;
+mod progress;
 mod reader;
 mod stream;
 mod tickets;
@@ -299,7 +299,7 @@ impl Streams {
     /// For so long nobody was served, and no stream was asked to take anything.
     pub(super) fn forgive(&mut self, pause: Duration) {
         let all = self.places.iter_mut().filter_map(|place| place.stream.as_deref_mut());
-        all.for_each(|stream| stream.pace.forgive(pause));
+        all.for_each(|stream| stream.progress.forgive(pause));
     }
 
     fn insert(&mut self, stream: Stream) -> StreamId {

@@ -16,7 +16,7 @@ use nightporter_core::toe::sockets::SocketId;
 use rustix::io::{read, write};
 
 use super::Fabric;
-use super::pace::Pace;
+use super::progress::Progress;
 use crate::port::vhost_user::VhostUserPort;
 use crate::toe::batch::Batch;
 use crate::toe::trust::{SECRET_LEN, Ticket};
@@ -134,7 +134,7 @@ pub(in super::super) struct Stream {
     /// The socket may take more of it, and no event will say so.
     has_more_to_flush: bool,
     /// How fast it takes that, and what UCX has not sent.
-    pub(super) pace: Pace,
+    pub(super) progress: Progress,
     /// Bytes of `out` that are counted for the guest behind it.
     pub(in super::super) charged: usize,
     /// Bytes that are counted for it as promised to the other host: see [`crate::toe::arrivals`].
@@ -189,7 +189,7 @@ impl Stream {
             out: Vec::new(),
             taken: 0,
             has_more_to_flush: false,
-            pace: Pace::new(now),
+            progress: Progress::new(now),
             charged: 0,
             promised: 0,
             sent_in: 0,
@@ -256,9 +256,9 @@ impl Stream {
         self.untaken() + self.channel.unsent
     }
 
-    /// Whether something waits, and too little of it was taken since then: see [`Pace`].
+    /// Whether something waits, and too little of it was taken since then: see [`Progress`].
     pub(in super::super) fn is_stuck(&self, since: Instant) -> bool {
-        self.waiting() > 0 && self.pace.has_lasted_since(since)
+        self.waiting() > 0 && self.progress.has_lasted_since(since)
     }
 
     /// Bytes that wait until the socket takes them.
@@ -419,7 +419,7 @@ impl Stream {
     /// Something is about to wait.
     fn begin_to_keep(&mut self, now: Instant) {
         if self.waiting() == 0 {
-            self.pace = Pace::new(now);
+            self.progress = Progress::new(now);
         }
         if self.out.is_empty() {
             // The socket may have taken less than it has room for.
@@ -440,7 +440,7 @@ impl Stream {
                 0 => break,
                 n => {
                     self.taken += n;
-                    self.pace.note_taken(now, n, self.waiting());
+                    self.progress.note_taken(now, n, self.waiting());
                     budget -= n;
                 }
             }

@@ -16,14 +16,14 @@ const PART: usize = 4;
 
 /// See the module's doc.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pace {
+pub(super) struct Progress {
     /// When the period began.
     since: Instant,
     /// Bytes that are to be taken before it ends. `None`: none was taken in it yet.
     owed: Option<usize>,
 }
 
-impl Pace {
+impl Progress {
     /// Something is about to wait.
     pub(super) const fn new(now: Instant) -> Self {
         Self { since: now, owed: None }
@@ -59,15 +59,15 @@ mod tests {
 
     /// Takes so much of what waits each second; what waits when it is stuck, or after a minute.
     fn take_each_second(bytes: usize) -> usize {
-        let (mut pace, mut waiting, mut now) = (Pace::new(NOW), MIB, NOW);
+        let (mut progress, mut waiting, mut now) = (Progress::new(NOW), MIB, NOW);
         while waiting > 0 && now < NOW + Duration::from_secs(60) {
             now = now + Duration::from_secs(1);
-            if pace.has_lasted_since(now - PERIOD) {
+            if progress.has_lasted_since(now - PERIOD) {
                 break;
             }
             let taken = bytes.min(waiting);
             waiting -= taken;
-            pace.note_taken(now, taken, waiting);
+            progress.note_taken(now, taken, waiting);
         }
         waiting
     }
@@ -84,14 +84,14 @@ mod tests {
     #[test]
     fn a_ring_that_waits_for_half_waits_for_four_periods_at_most() {
         // It takes as little as it may: a quarter at the end of each period.
-        let (mut pace, mut waiting, mut now) = (Pace::new(NOW), MIB, NOW);
+        let (mut progress, mut waiting, mut now) = (Progress::new(NOW), MIB, NOW);
         let almost = Duration::from_nanos(PERIOD.as_nanos() - 1);
         while waiting > MIB / 2 {
             now = now + almost;
-            assert!(!pace.has_lasted_since(now - PERIOD));
+            assert!(!progress.has_lasted_since(now - PERIOD));
             let taken = waiting.div_ceil(PART);
             waiting -= taken;
-            pace.note_taken(now, taken, waiting);
+            progress.note_taken(now, taken, waiting);
         }
         assert!(now.since(NOW) < PERIOD + PERIOD + PERIOD, "after the one that has begun before");
     }
