@@ -110,7 +110,7 @@ pub enum Code {
     /// As asked. Of [`Ask::Describe`]: the socket is well, or ended clean; its state says which.
     Done,
     /// Not by this way: use guest TCP. Of [`Ask::Describe`]: nobody has accepted it, for nobody
-    /// listens there by this way.
+    /// listens there by this way, or not now.
     Native,
     /// It failed, or of [`Ask::Describe`]: the socket did.
     Failed(Errno),

@@ -5,8 +5,9 @@
 pub enum Errno {
     /// EACCES: policy forbids the destination.
     Access,
-    /// EOPNOTSUPP: nobody listens there by TOE, and guest TCP may find somebody. Applications never
-    /// see it: what processes are answered is [`super::control::Code::Native`].
+    /// EOPNOTSUPP: nobody there takes it by TOE now, and guest TCP may find somebody, or wait for
+    /// one whose listener is full. Applications never see it: what processes are answered is
+    /// [`super::control::Code::Native`].
     NotByToe,
     /// EADDRINUSE: the port has another listener.
     AddressInUse,
@@ -18,7 +19,9 @@ pub enum Errno {
     Reset,
     /// ETIMEDOUT: nobody has answered.
     TimedOut,
-    /// ECONNREFUSED: nobody listens there.
+    /// ECONNREFUSED: the guest that listens has refused, says a daemon of before, of full listeners
+    /// as well. Whoever hears it takes it for [`Self::NotByToe`]: guest TCP alone finds that nobody
+    /// listens.
     Refused,
     /// EHOSTUNREACH: the host of the destination does not answer.
     HostUnreachable,

@@ -12,6 +12,7 @@ use super::errno::Errno;
 use super::id::ShadowId;
 use super::inbound::Verdict;
 use super::message::{Kind, Message};
+use super::state::State;
 use super::vsock::{Connection, Heard, Lie, Ports};
 use crate::limits::{T_TOE_ASK, T_TOE_ASK_MAX};
 use crate::time::{Duration, Instant};
@@ -137,7 +138,6 @@ impl Joint {
         header: &Header,
         payload: usize,
     ) -> Option<Message> {
-        let was_opening = self.connection.is_opening();
         let heard = self.connection.handle(header, payload).inspect_err(|lie| {
             self.lie = Some(*lie);
         });
@@ -158,7 +158,10 @@ impl Joint {
                 None
             }
             Ok(Heard::Reset) => {
-                self.end.abort(now, if was_opening { Errno::Refused } else { Errno::Reset });
+                // A listener that is full, or that the guest's kernel does not have any more: TCP
+                // can tell them apart, and waits for a place at one that is full.
+                let offered = self.end.state() == State::Offered;
+                self.end.abort(now, if offered { Errno::NotByToe } else { Errno::Reset });
                 None
             }
             Err(_) => {

@@ -20,6 +20,7 @@ use nix::sys::signal::Signal;
 use crate::host::{Dir, Host, LIMIT, command_after};
 use crate::overlay::{Namespace, VNI, overlay, two_hosts};
 use crate::sockets::{SocketGuest, ask, connect, listen, try_connect, until};
+use crate::toe::finds_a_listener_full;
 use crate::toe::{NATIVE, RESET, SERVER, boot, bytes, cross, one_is_not_read, socket, toe};
 
 pub(crate) const PORT: u16 = 4793;
@@ -490,6 +491,29 @@ fn a_host_that_was_connected_to_asks_for_no_connection_in_that_stream() {
     let (mut host, asked) = accept(&listener);
     host.answers(&asked, Kind::Established { edge: 1 << 20 });
     until(&mut [&mut a], "it is open", |g| g[0].socket(at).is_open);
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn who_finds_a_listener_of_another_host_full_waits_by_guest_tcp() {
+    let World { mut a, mut b, one, two: _two, names: _names, dirs: _dirs, .. } = world();
+    finds_a_listener_full(&mut a, &mut b);
+    let FabricStatus { dialed, reused, lost, .. } = fabric(&one);
+    assert_eq!((dialed, reused, lost), (1, 1, 0), "the stream is as good as before");
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn a_refusal_of_a_daemon_of_before_leaves_it_to_guest_tcp() {
+    let names = two_hosts();
+    let (dir, _one) = start(&names.0, 1, &[("a", 1, "")]);
+    let mut a = boot(&dir, "a");
+    let listener = names.1.enter(|| TcpListener::bind(("192.0.2.3", PORT)).unwrap());
+    let at = try_connect(&mut a, "10.0.0.9:80").unwrap();
+    let (mut host, asked) = accept(&listener);
+    host.answers(&asked, Kind::Reset(Errno::Refused));
+    until(&mut [&mut a], "it is refused", |g| g[0].socket(at).is_reset);
+    assert_eq!(ask(&mut a, Ask::Describe(at)), NATIVE);
 }
 
 #[test]

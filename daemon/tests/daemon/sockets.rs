@@ -135,6 +135,8 @@ pub(crate) struct SocketGuest {
     pub(crate) from: IpAddr,
     /// Listens at these vsock ports.
     listens: Vec<u32>,
+    /// No listener has a place for another client.
+    pub(crate) is_full: bool,
     next_port: u32,
     control: u32,
     tag: u16,
@@ -177,6 +179,7 @@ impl SocketGuest {
             program: Program::NONE,
             from: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             listens: Vec::new(),
+            is_full: false,
             next_port: 2000,
             control: CONTROL,
             tag: 0,
@@ -316,7 +319,7 @@ impl SocketGuest {
         let ports = Ports { guest: header.dst_port, host: header.src_port };
         if header.op == Some(Op::Request) {
             assert!(!self.sockets.contains_key(&ports), "{ports:?} is there already");
-            let listens = self.listens.contains(&ports.guest);
+            let listens = self.listens.contains(&ports.guest) && !self.is_full;
             if listens {
                 let socket = Socket { is_open: true, ..Socket::new(self.buffer) };
                 self.sockets.insert(ports, socket);

@@ -173,6 +173,24 @@ fn who_is_not_there_is_reached_by_guest_tcp_and_who_does_not_listen_refuses() {
     until(&mut [&mut a], "its VMM has gone", |g| try_connect(g[0], SERVER) == Err(NATIVE));
 }
 
+/// A finds that B's listener is full, and is sent to guest TCP. When there is a place again it
+/// connects as before.
+pub(crate) fn finds_a_listener_full(a: &mut SocketGuest, b: &mut SocketGuest) {
+    b.is_full = true;
+    let ports = try_connect(a, SERVER).unwrap();
+    until(&mut [&mut *a, &mut *b], "an answer", |g| g[0].socket(ports).is_reset);
+    assert_eq!(ask(a, Ask::Describe(ports)), NATIVE, "there it waits for a place");
+    b.is_full = false;
+    connect(a, b, SERVER);
+}
+
+#[test]
+fn who_finds_a_listener_full_waits_by_guest_tcp() {
+    let (_dir, host, mut a, mut b, ..) = connected();
+    finds_a_listener_full(&mut a, &mut b);
+    assert_eq!((toe(&host, "a").sockets, toe(&host, "b").sockets), (2, 2));
+}
+
 #[test]
 fn rules_of_the_operator_send_to_guest_tcp_and_count_as_soon_as_they_are_loaded() {
     let dir = Dir::new();

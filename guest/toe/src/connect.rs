@@ -219,7 +219,7 @@ fn follow(fd: Fd, timeout_ms: c_int) -> Progress {
 }
 
 /// The errno of a failed connection, because the kernel has one errno for all. `None`: there is no
-/// TOE listener, and TCP has to try.
+/// TOE listener, or it is full, and TCP has to try.
 fn explain(ports: Ports, errno: c_int) -> Option<c_int> {
     match control::ask(Ask::Describe(ports)).map(|answer| answer.code) {
         Some(Code::Failed(known)) => Some(number(known)),
@@ -300,7 +300,7 @@ pub(crate) fn settle(fd: Fd, timeout_ms: c_int) -> Progress {
     }
 }
 
-/// There is no listener by TOE, so TCP has to try.
+/// No listener takes it by TOE, so TCP has to try.
 fn rescue(fd: Fd, family: c_int, to: SocketAddr) -> Progress {
     note!("connect {to}: nobody by TOE, native");
     table::set_kind(fd, Kind::Other);

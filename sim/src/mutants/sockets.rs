@@ -178,6 +178,14 @@ mutations! { SOCKETS:
     "guest.listener(request.to).ok_or([[Errno::NotByToe]])?"
     => "Errno::Refused";
 
+    "who finds a listener full is refused for good", "VTOE-01", "handle_packet",
+    "self.end.abort(now, if offered { [[Errno::NotByToe]] } else { Errno::Reset });"
+    => "Errno::Refused";
+
+    "a refusal that another daemon tells of is final", "VTOE-01", "handle_message",
+    "let errno = if [[errno == Errno::Refused]] { Errno::NotByToe } else { errno };"
+    => "false";
+
     "a request that is none is passed over", "VTOE-10", "handle_control",
     "control.connection.reset();"
     => "";

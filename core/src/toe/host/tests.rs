@@ -358,7 +358,8 @@ fn vtoe_06_what_cannot_be_reached_says_why() {
         assert_eq!(asked.code, Code::Native, "{to}");
         assert_eq!(asked.addresses, Some((at("10.0.0.1:40000"), at(to))));
     }
-    // The kernel of the guest that listens knows better.
+    // So it may if the kernel of the guest that listens does not take it, as by a listener that is
+    // full: there TCP waits for a place.
     let ask = Ask::Connect {
         program: Program::NONE,
         guest: 2002,
@@ -373,7 +374,7 @@ fn vtoe_06_what_cannot_be_reached_says_why() {
     w.carry();
     assert_eq!(w.heard(A), [Op::Reset]);
     let asked = w.asks(A, Ask::Describe(Ports { guest: 2002, host: 2 }));
-    assert_eq!(asked.code, Code::Failed(Errno::Refused));
+    assert_eq!((asked.code, w.host.sockets()), (Code::Native, 0));
     for (to, code) in [("10.0.0.2:9", Code::Native), ("10.0.0.2:10", Code::Failed(Errno::Access))] {
         let ask = Ask::Connect {
             program: Program::NONE,
@@ -418,6 +419,31 @@ fn vtoe_09_a_guest_is_nobody_but_itself() {
         assert_eq!(w.heard(A), [Op::Reset]);
         assert_eq!(w.heard(B), []);
     }
+}
+
+#[test]
+fn vtoe_01_another_host_hears_of_nobody_and_of_no_place_in_one_way() {
+    let mut w = World::new();
+    w.listens("0.0.0.0:80");
+    let mut asks = |serial, to| {
+        let id = ShadowId { incarnation: 1, serial };
+        let message = Message { id, to: Side::Acceptor, kind: Kind::Request { edge: 9 } };
+        let request = Request { network: 5, from: at("10.0.0.9:5"), to: at(to) };
+        w.host.handle_request(NOW, THERE, &message, &request, request.from.ip());
+        w.collect();
+        // Its listener is full.
+        if let Some(call) = w.packets[1].pop_front() {
+            let _ = w.says(B, Op::Reset, (call.dst_port, call.src_port), |_| {});
+        }
+        let kind = Kind::Reset(Errno::NotByToe);
+        (Message { id, to: Side::Opener, kind }, w.returned.pop(), w.abroad.pop())
+    };
+    for (serial, to) in (1..).zip(["10.0.0.7:80", "10.0.0.2:81"]) {
+        let (refusal, returned, abroad) = asks(serial, to);
+        assert_eq!((returned, abroad), (Some(refusal), None), "{to}");
+    }
+    let (refusal, returned, abroad) = asks(3, "10.0.0.2:80");
+    assert_eq!((returned, abroad), (None, Some(refusal)));
 }
 
 #[test]

@@ -689,7 +689,7 @@ fn a_buffer_that_becomes_too_small_for_what_is_under_way_resets_both() {
 }
 
 #[test]
-fn an_acceptor_that_refuses_is_a_reset_at_the_one_who_connects() {
+fn an_acceptor_that_is_full_is_a_reset_at_the_one_who_connects_and_tcp_is_to_try() {
     let mut world = World::new(1, 0);
     world.takes(0);
     world.gives(0);
@@ -700,6 +700,8 @@ fn an_acceptor_that_refuses_is_a_reset_at_the_one_who_connects() {
     world.guests[1].says(Op::Reset, 0, vec![]);
     world.takes(1);
     world.gives(1);
+    let said: Vec<Kind> = world.flying.iter().map(|(message, ..)| message.kind).collect();
+    assert_eq!(said, [Kind::Reset(Errno::NotByToe)]);
     world.carries();
     world.gives(0);
     world.guests[0].hears();

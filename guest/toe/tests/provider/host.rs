@@ -272,7 +272,7 @@ impl State {
 
     fn refuse(&mut self, ports: Ports) {
         let known = self.sockets.get_mut(&ports).expect("it is there");
-        (known.code, known.standing) = (Code::Failed(Errno::Refused), Standing::Failed);
+        (known.code, known.standing) = (Code::Native, Standing::Failed);
         self.connections -= 1;
     }
 
@@ -317,7 +317,8 @@ fn connected(directory: &Path, mut stream: UnixStream, guest: u32, shared: &Mute
     state.sockets.insert(far, Known::new(other, own, Code::Done));
     drop(state);
     let Ok(second) = call(directory, far) else {
-        // It listens no more, and the control connection that says so is not read yet.
+        // It is full; or it listens no more, and the control connection that says so is not read
+        // yet.
         shared.lock().expect("no panic").refuse(ports);
         return;
     };
@@ -338,14 +339,17 @@ fn connected(directory: &Path, mut stream: UnixStream, guest: u32, shared: &Mute
     shared.lock().expect("no panic").streams.retain(|known, _| ![ports, far].contains(known));
 }
 
-/// Calls a guest that listens.
+/// Calls a guest that listens. As one of vsock, a listener that is full does not make it wait.
 fn call(directory: &Path, ports: Ports) -> nix::Result<UnixStream> {
-    let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None);
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let fd = socket(AddressFamily::Unix, SockType::Stream, flags, None);
     let fd = fd.expect("a socket");
     let path = |name: String| UnixAddr::new(&directory.join(name)).expect("an address");
     bind(fd.as_raw_fd(), &path(format!("h.{}", ports.host))).expect("bound");
     connect(fd.as_raw_fd(), &path(format!("g.{}", ports.guest)))?;
-    Ok(UnixStream::from(fd))
+    let stream = UnixStream::from(fd);
+    stream.set_nonblocking(false).expect("a socket");
+    Ok(stream)
 }
 
 /// Carries what one writes to the other. `ports` are those of both.

@@ -408,6 +408,50 @@ say(got, more)
 }
 
 #[test]
+fn who_finds_a_listener_full_waits_by_tcp() {
+    for start in [World::script, World::launched_script] {
+        let Some(world) = World::of_scripts() else { return };
+        // Two clients fill its half for TOE, and two that for TCP. What else comes waits for them.
+        let mut server = world.script(
+            "
+listener = socket.create_server((ip, 8050), backlog=1)
+say('listens')
+hear()
+for _ in range(5):
+    s, _ = listener.accept()
+    s.sendall(s.recv(1))
+",
+        );
+        assert_eq!(server.says(), "listens");
+        world.host.wait_for_listener(8050);
+        let client = start(
+            &world,
+            "
+def nonblocking():
+    s = socket.socket()
+    s.setblocking(False)
+    s.connect_ex((ip, 8050))
+    writable = select.poll()
+    writable.register(s, select.POLLOUT)
+    writable.poll(20000)
+    say(s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+    s.setblocking(True)
+    return s
+all = [connected(8050) for _ in range(3)] + [nonblocking()]
+say('has four')
+all.append(connected(8050))
+for s in all: s.sendall(b'x')
+say([s.recv(9) for s in all] == [b'x'] * 5)
+",
+        );
+        assert_eq!((client.says(), client.says()), ("0".into(), "has four".into()));
+        assert_eq!(world.host.state().connections, 2);
+        server.hears("accept");
+        assert_eq!(client.says(), "True");
+    }
+}
+
+#[test]
 fn a_connect_that_goes_on_by_tcp_has_not_succeeded_before_it_has() {
     let Some(world) = World::of_scripts() else { return };
     // It listens by TCP alone, and while a client waits for its accept() no other is answered.
