@@ -34,6 +34,10 @@ const ARCHITECTURE: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
 const ARCHITECTURE: u32 = 0xc000_00b7;
 
+/// The calls of x32 have the architecture of all others, and this bit in their numbers
+/// (`__X32_SYSCALL_BIT` of Linux).
+const X32: u32 = 0x4000_0000;
+
 /// `include/linux/errno.h`: the kernel makes EINTR of it, or begins the call anew, as the signal's
 /// handler was installed. It must have a signal for the thread, or the program sees this number.
 const ERESTARTSYS: c_int = 512;
@@ -103,22 +107,32 @@ fn filter() -> Vec<sock_filter> {
     let statement = |code: u32, k: u32| sock_filter { code: narrow(code), jt: 0, jf: 0, k };
     let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
     let answer = libc::BPF_RET | libc::BPF_K;
+    let refusal = libc::SECCOMP_RET_ERRNO | libc::ENOSYS.cast_unsigned();
     // struct seccomp_data: the number, the architecture. Other architectures are let through: a
     // program of 32 bits stays native.
-    let equal = |k: u32, jt: usize, jf: u8| sock_filter {
-        code: narrow(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K),
+    let jump = |code: u32, k: u32, jt: usize, jf: u8| sock_filter {
+        code: narrow(libc::BPF_JMP | code | libc::BPF_K),
         jt: u8::try_from(jt).expect("few calls"),
         jf,
         k,
     };
+    let equal = |k, jt, jf| jump(libc::BPF_JEQ, k, jt, jf);
     let mut program = vec![statement(load, 4), equal(ARCHITECTURE, 1, 0)];
     program.push(statement(answer, libc::SECCOMP_RET_ALLOW));
     program.push(statement(load, 0));
+    // A call by its number of x32 would pass by the launcher, as an accept() that takes the
+    // launcher's own end for a client. A kernel without x32 refuses it in the same way. A tracer
+    // that has done a call itself makes its number -1: its result is not to be changed.
+    if cfg!(target_arch = "x86_64") {
+        program.push(jump(libc::BPF_JGE, X32, 0, 2));
+        program.push(equal(u32::MAX, 1, 0));
+        program.push(statement(answer, refusal));
+    }
     // The launcher does not see what a ring of io_uring does: an accept() by it would take the
     // launcher's own end for a client. Programs that can do without it do so after ENOSYS.
     let ring = u32::try_from(libc::SYS_io_uring_setup).expect("small");
     program.push(equal(ring, 0, 1));
-    program.push(statement(answer, libc::SECCOMP_RET_ERRNO | libc::ENOSYS.cast_unsigned()));
+    program.push(statement(answer, refusal));
     for (i, call) in CALLS.into_iter().enumerate() {
         let to_the_end = CALLS.len() - i + 1 + 4 * TCP_ONLY.len();
         program.push(equal(u32::try_from(call).expect("small"), to_the_end, 0));
@@ -453,4 +467,76 @@ impl Watch {
 /// An address of another process.
 fn address(at: u64) -> *mut c_void {
     ptr::without_provenance_mut(usize::try_from(at).expect("64 bits"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REFUSED: u32 = libc::SECCOMP_RET_ERRNO | libc::ENOSYS.cast_unsigned();
+
+    /// The verdict of the filter on a call, by the few instructions that it has
+    /// (linux/bpf_common.h, linux/seccomp.h). So it is judged on kernels that do not have such
+    /// calls, and nobody has to make them.
+    fn verdict(architecture: u32, number: u32, arguments: [u64; 6]) -> u32 {
+        let word = |it: u64| u32::try_from(it & u64::from(u32::MAX)).expect("32 bits");
+        let words = arguments.map(|it| [word(it), word(it >> 32)]);
+        let data = [&[number, architecture, 0, 0], words.as_flattened()].concat();
+        let (program, mut at, mut held) = (filter(), 0, 0);
+        loop {
+            let sock_filter { code, jt, jf, k } = program[at];
+            at += 1;
+            let branch = |is_so: bool| usize::from(if is_so { jt } else { jf });
+            match code {
+                0x20 => held = data[k as usize / 4], // LD | W | ABS
+                0x15 => at += branch(held == k),     // JMP | JEQ | K
+                0x35 => at += branch(held >= k),     // JMP | JGE | K
+                0x06 => return k,                    // RET | K
+                _ => panic!("an instruction {code:#x}"),
+            }
+        }
+    }
+
+    fn number(call: c_long) -> u32 {
+        u32::try_from(call).expect("small")
+    }
+
+    /// On any call, of this machine's own architecture.
+    fn of(call: c_long) -> u32 {
+        verdict(ARCHITECTURE, number(call), [0; 6])
+    }
+
+    #[test]
+    fn the_calls_of_sockets_are_handed_over_and_others_are_the_kernels() {
+        for call in CALLS {
+            assert_eq!(of(call), libc::SECCOMP_RET_USER_NOTIF, "{call}");
+            assert_eq!(verdict(0x4000_0003, number(call), [0; 6]), libc::SECCOMP_RET_ALLOW);
+        }
+        for call in [libc::SYS_read, libc::SYS_socket, libc::SYS_bind, libc::SYS_setsockopt] {
+            assert_eq!(of(call), libc::SECCOMP_RET_ALLOW, "{call}");
+        }
+        assert_eq!(of(libc::SYS_io_uring_setup), REFUSED);
+        let set = |level: c_int, name: c_int| {
+            let arguments = [3, level.cast_unsigned().into(), name.cast_unsigned().into(), 0, 0, 0];
+            verdict(ARCHITECTURE, number(libc::SYS_setsockopt), arguments)
+        };
+        for (level, name) in TCP_ONLY {
+            assert_eq!(set(level, name), libc::SECCOMP_RET_USER_NOTIF, "{level} {name}");
+            assert_eq!(set(level, -1), libc::SECCOMP_RET_ALLOW);
+        }
+        assert_eq!(set(libc::IPPROTO_TCP, libc::TCP_NODELAY), libc::SECCOMP_RET_ALLOW);
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn no_call_passes_by_the_launcher_by_its_number_of_x32() {
+        // `arch/x86/entry/syscalls/syscall_64.tbl`: setsockopt() has a number of its own.
+        let own = [libc::SYS_read, libc::SYS_io_uring_setup, 541];
+        for call in CALLS.into_iter().chain(own) {
+            assert_eq!(verdict(ARCHITECTURE, X32 | number(call), [0; 6]), REFUSED, "{call}");
+        }
+        assert_eq!(verdict(ARCHITECTURE, X32 - 1, [0; 6]), libc::SECCOMP_RET_ALLOW);
+        // The result of a call that a tracer has done is the tracer's.
+        assert_eq!(verdict(ARCHITECTURE, u32::MAX, [0; 6]), libc::SECCOMP_RET_ALLOW);
+    }
 }
