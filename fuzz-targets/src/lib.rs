@@ -11,6 +11,7 @@ pub mod bootline;
 pub mod captures;
 pub mod config;
 pub mod control;
+pub mod etcd;
 pub mod flow;
 pub mod icmp;
 pub mod messages;
@@ -40,6 +41,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "sender", run: sender::run, seeds: sender::seeds },
     Target { name: "sockets", run: sockets::run, seeds: sockets::seeds },
     Target { name: "streams", run: streams::run, seeds: streams::seeds },
+    Target { name: "etcd", run: etcd::run, seeds: etcd::seeds },
     Target { name: "arena", run: arena::run, seeds: arena::seeds },
     Target { name: "config", run: config::run, seeds: config::seeds },
     Target { name: "flow", run: flow::run, seeds: flow::seeds },

@@ -118,6 +118,11 @@ fn whatever_another_host_says_in_a_stream_is_read_as_it_was_said_or_not_at_all()
 }
 
 #[test]
+fn whatever_etcd_says_is_read_as_it_was_said_or_is_nobodys() {
+    survives("etcd", 1500);
+}
+
+#[test]
 fn an_arena_in_any_state_is_taken_over_or_refused() {
     survives("arena", 800);
 }

@@ -12,6 +12,7 @@
 mod api;
 mod http;
 mod known;
+mod rehearsal;
 mod session;
 mod words;
 
@@ -27,6 +28,7 @@ use crate::{Host, Mac, News, Registry, Station};
 use http::Stop;
 pub use http::{Connector, Endpoint};
 use known::Wanted;
+pub use rehearsal::Rehearsal;
 use session::Thread;
 use words::{Key, write_host, write_station};
 
@@ -88,22 +90,30 @@ impl Etcd {
     /// # Errors
     /// The system's.
     pub fn start(config: Config) -> io::Result<Self> {
+        let (mut new, thread) = Self::prepare(config)?;
+        let thread = std::thread::Builder::new().name("registry".into()).spawn(|| thread.run())?;
+        new.thread = Some(thread);
+        Ok(new)
+    }
+
+    /// It, and its thread, which does not run yet.
+    fn prepare(config: Config) -> io::Result<(Self, Thread)> {
         let (near, far) = (Bell::new()?, Bell::new()?);
         let (wishes, from_worker) = mail(&near, &far);
         let (to_worker, news) = mail(&far, &near);
         let stop = Stop::new()?;
         let thread = Thread::new(config, far.clone(), stop.clone(), from_worker, to_worker);
-        let thread = std::thread::Builder::new().name("registry".into()).spawn(|| thread.run())?;
-        Ok(Self {
+        let new = Self {
             wishes: Some(wishes),
             news,
             bell: near,
             far,
             stop,
-            thread: Some(thread),
+            thread: None,
             joined: BTreeMap::new(),
             is_gone: false,
-        })
+        };
+        Ok((new, thread))
     }
 
     fn wish(&mut self, key: Key, wanted: Option<Wanted>) {

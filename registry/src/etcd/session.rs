@@ -120,33 +120,38 @@ impl Thread {
 
     /// Until nobody wants it any more.
     pub(super) fn run(mut self) {
-        loop {
-            let ended = self.session();
-            let up = self.up.take();
-            if up.is_some_and(|since| since.elapsed() >= REST_MAX) {
-                (self.failed, self.rest) = (0, REST_MIN);
-            }
-            let goes_on = match ended {
-                End::Stopped => return,
-                End::Expired => {
-                    self.lease = None;
-                    self.known.set_lease(None);
-                    self.handle_end("the lease has run out", up.is_some())
-                }
-                End::Stale(why) => self.handle_end(&why, up.is_some()),
-                End::Failed(why) => self.handle_end(&why, false),
-                End::TooLarge => self.handle_end("an answer without an end", false),
-            };
-            if goes_on.is_err() {
+        while let Some((why, is_same)) = self.one_session() {
+            if self.handle_end(why, is_same).is_err() {
                 return;
             }
         }
     }
 
-    /// The next session is with the same member, or the next; if all have failed, after a while.
-    fn handle_end(&mut self, why: &str, is_same: bool) -> Result<(), Gone> {
+    /// A session: why it ended, for people, and whether the next is with the same member. `None`:
+    /// there is to be no other.
+    pub(super) fn one_session(&mut self) -> Option<(String, bool)> {
+        let ended = self.session();
+        let up = self.up.take();
+        if up.is_some_and(|since| since.elapsed() >= REST_MAX) {
+            (self.failed, self.rest) = (0, REST_MIN);
+        }
+        let (why, is_same) = match ended {
+            End::Stopped => return None,
+            End::Expired => {
+                self.lease = None;
+                self.known.set_lease(None);
+                ("the lease has run out".into(), up.is_some())
+            }
+            End::Stale(why) => (why, up.is_some()),
+            End::Failed(why) => (why, false),
+            End::TooLarge => ("an answer without an end".into(), false),
+        };
         let address = self.config.members[self.member].address;
-        let why = plain(&format!("{address}: {why}"), WHY_BYTES_MAX);
+        Some((plain(&format!("{address}: {why}"), WHY_BYTES_MAX), is_same))
+    }
+
+    /// The next session is with the same member, or the next; if all have failed, after a while.
+    fn handle_end(&mut self, why: String, is_same: bool) -> Result<(), Gone> {
         if is_same {
             tracing::info!("etcd: {why}; another session");
             return self.rest(REST_MIN);
@@ -168,14 +173,20 @@ impl Thread {
     fn rest(&mut self, time: Duration) -> Result<(), Gone> {
         let until = Instant::now() + time;
         loop {
-            self.take_wishes()?;
-            self.post_news();
+            self.exchange()?;
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Ok(());
             }
             wait(&self.bell, None, left);
         }
+    }
+
+    /// Takes note of wishes, and tells what is new.
+    pub(super) fn exchange(&mut self) -> Result<(), Gone> {
+        self.take_wishes()?;
+        self.post_news();
+        Ok(())
     }
 
     fn take_wishes(&mut self) -> Result<(), Gone> {
