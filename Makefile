@@ -64,6 +64,7 @@ test: setup ## check format, lints and licences, run unit, vhost-user and real-g
 	-@.ci/packages $(PACKAGES_PACKAGE)
 	-@.ci/packages $(PACKAGES_REGISTRY)
 	-@.ci/packages $(PACKAGES_UCX)
+	-@.ci/packages $(PACKAGES_TSHARK)
 	@.ci/test
 
 hostile: ## run a hostile front-end beside two VMs; HOSTILE_S=3600 SEED=1 (root, a machine that does nothing else)
