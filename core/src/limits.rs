@@ -329,7 +329,7 @@ pub const TOE_PARTIAL_MAX: usize = 2 << 20;
 pub const TOE_PARTIAL_ALL_MAX: usize = 32 << 20;
 /// The most bytes that the sockets of so many guests take of a host: all kept and held payload, and
 /// for each guest a packet and 4 MiB for its sockets, as many past ones, control connections and
-/// listeners.
+/// listeners. The caller adds what its fabrics keep.
 #[must_use]
 pub const fn toe_bytes_max(guests: usize) -> usize {
     let kept = least(guests * TOE_KEPT_MAX, TOE_KEPT_ALL_MAX);

@@ -33,6 +33,7 @@ pub use toe_rule::ToeRule;
 
 use crate::port::overlay::RECEIVE_BYTES;
 use crate::spans;
+use crate::toe::arrived_bytes_max;
 use crate::vhost::guest_mem::REGIONS_MAX;
 
 /// The directory of the sockets and the arena unless configured otherwise.
@@ -313,13 +314,16 @@ impl Config {
 
     /// Bytes of memory that the daemon takes at most, whatever guests and remotes do, in whole MiB:
     /// the store, all connections that may be tracked and what is known of their paths, frames that
-    /// wait for full rings and for overlays that share a UDP port, payload of sockets, and
-    /// [`OWN_BYTES`]. Guests' memory is not among it, nor are its [page tables](page_tables_max),
-    /// nor what others write into a registry (`docs/overlay.md`).
+    /// wait for full rings and for overlays that share a UDP port, payload of sockets, also that
+    /// which has come by UCX, and [`OWN_BYTES`]. Guests' memory is not among it, nor are its [page
+    /// tables](page_tables_max), what UCX has for its transports, or what others write into a
+    /// registry (`docs/overlay.md`).
     #[must_use]
     pub fn memory_max(&self) -> u64 {
         let flow = (FLOW_BYTES_IDLE + FLOW_RECORD_BYTES) as u64;
-        let sockets = toe_bytes_max(self.vms.iter().filter(|vm| vm.toe).count());
+        let toe_guests = self.vms.iter().filter(|vm| vm.toe).count();
+        let has_ucx = self.toe.as_ref().is_some_and(ToeConfig::has_ucx);
+        let arrived = if has_ucx { arrived_bytes_max(toe_guests) } else { 0 };
         let store = self.budget_sum();
         let busy = store / FLOW_BUFFER_MIN * BUSY_FLOW_BYTES;
         let senders = self.vms.iter().filter(|vm| vm.congestion_offload);
@@ -333,7 +337,8 @@ impl Config {
             + u64::from(self.flows_sum()) * flow
             + paths * SENDER_MEMORY_BYTES as u64
             + busy
-            + sockets as u64
+            + toe_bytes_max(toe_guests) as u64
+            + arrived
             + fixed;
         sum.next_multiple_of(1 << 20)
     }

@@ -51,6 +51,26 @@ fn what_is_known_of_paths_is_memory() {
 }
 
 #[test]
+fn what_comes_by_ucx_and_is_not_taken_is_memory() {
+    let memory = |vms: u8, fabric| {
+        let mut text = "[[overlay]]\nname = \"over\"\nvni = 7\nlocal = \"192.0.2.1\"\n\
+                        peers = [\"192.0.2.2\"]\n[toe]\n"
+            .to_owned();
+        for n in 1..=vms {
+            text += &format!("[[vm]]\nname = \"a{n}\"\nips = [\"10.0.0.{n}\"]\ntoe = true\n");
+        }
+        let mut config = parse(&text).unwrap();
+        // Also of a daemon that has no UCX.
+        config.toe.as_mut().unwrap().fabric = fabric;
+        config.memory_max()
+    };
+    for (vms, mib) in [(0, 0), (1, 24), (2, 48), (8, 192), (16, 256), (40, 256)] {
+        let more = memory(vms, FabricKind::Ucx) - memory(vms, FabricKind::Tcp);
+        assert_eq!(more, mib << 20, "{vms} VMs");
+    }
+}
+
+#[test]
 fn every_key_is_read() {
     let c = parse(
         r#"

@@ -21,7 +21,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 
-use nightporter_core::limits::TOE_WINDOW_MAX;
+use nightporter_core::limits::{TOE_SOCKETS_MAX, TOE_WINDOW_MAX};
 use nightporter_core::time::Instant;
 
 use super::fabric::{STREAMS_MAX, StreamId};
@@ -39,7 +39,17 @@ const ALL_MAX: u64 = 128 << 20;
 const PART: u64 = 8;
 /// A socket that has received nothing has no more, as one that has sent nothing is shown no more.
 const FIRST: u64 = 32 << 10;
-const _: () = assert!(ALL_MAX + STREAMS_MAX as u64 * LEAST == 256 << 20, "bytes in all");
+const _: () = assert!(bytes_max(usize::MAX) == 256 << 20, "bytes in all");
+
+/// Bytes that have come by UCX and that so many guests do not take, at most. Each socket has one
+/// stream at most.
+#[must_use]
+pub(crate) const fn bytes_max(guests: usize) -> u64 {
+    let beyond = (guests as u64).saturating_mul(GUEST_MAX);
+    let streams = guests.saturating_mul(TOE_SOCKETS_MAX);
+    let streams = if streams < STREAMS_MAX { streams } else { STREAMS_MAX };
+    (if beyond < ALL_MAX { beyond } else { ALL_MAX }) + streams as u64 * LEAST
+}
 
 /// What was promised beyond [`LEAST`] for each socket. See the module's doc.
 #[derive(Debug, Default)]

@@ -53,6 +53,7 @@ use crate::config::ToeRule;
 use crate::port::vhost_user::VhostUserPort;
 use crate::vhost::vsock::Vsock;
 use arrivals::Promises;
+pub(crate) use arrivals::bytes_max as arrived_bytes_max;
 use batch::Batch;
 use bulletin::Bulletin;
 use device::{Blocked, Device};
