@@ -1,7 +1,7 @@
 //! The way between hosts: streams of TCP, one for each connection of two guests, that are used
 //! again when it is over.
 //!
-//! - `stream` is one of them: messages and payload, in and out.
+//! - `stream` is one of them: messages and payload, in and out; `heard` is what it may have.
 //! - `beside` is UCX, if payload goes by that.
 //! - `counts` says who may have one more.
 //! - `progress` says whether what waits in a stream is taken fast enough.
@@ -16,6 +16,7 @@
 
 mod beside;
 mod counts;
+mod heard;
 mod peers;
 mod progress;
 mod reader;
@@ -50,10 +51,11 @@ use crate::toe::ucx::{Ucx, Worker};
 use crate::token::Token;
 use crate::vhost::vsock::Vsock;
 use counts::Counts;
+pub use heard::Heard;
+pub(super) use heard::{Lost, Waits};
 pub(super) use peers::{Gone, Peers};
 pub use reader::StreamReader;
-pub use stream::Heard;
-pub(super) use stream::{Lost, Stream, Waits};
+pub(super) use stream::Stream;
 
 /// Streams at most, and half as many as the process may have descriptors.
 pub(super) const STREAMS_MAX: usize = 32_768;

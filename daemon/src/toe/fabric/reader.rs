@@ -10,7 +10,8 @@ use nightporter_core::toe::id::HostId;
 use rustix::io::readv;
 
 use super::Fabric;
-use super::stream::{Heard, INTRODUCTION_MAX, Stream};
+use super::heard::Heard;
+use super::stream::{INTRODUCTION_MAX, Stream};
 use crate::toe::trust::SECRET_LEN;
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));

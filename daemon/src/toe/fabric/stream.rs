@@ -16,6 +16,7 @@ use nightporter_core::toe::sockets::SocketId;
 use rustix::io::{read, write};
 
 use super::Fabric;
+use super::heard::{Heard, Lost, Waits};
 use super::progress::Progress;
 use crate::port::vhost_user::VhostUserPort;
 use crate::toe::batch::Batch;
@@ -40,43 +41,6 @@ const FLUSHED_PER_TURN: usize = 256 << 10;
 /// Bytes that were written are cut off when they are so many, so that moving the others costs less
 /// than writing did.
 const CUT_AT: usize = 256 << 10;
-
-/// What a stream has.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Heard {
-    /// Nothing more for now.
-    Nothing,
-    /// What the other host has said first, of a ticket. [`Stream::prove`] if it is right, or the
-    /// stream is of no use.
-    Shown([u8; SECRET_LEN]),
-    /// Where its worker of UCX is: [`Stream::take_introduction`].
-    Introduced,
-    /// A message that is not a request. Behind data the payload comes next.
-    Message(Message),
-    /// A message that was ahead of others is presented again.
-    Held(Message),
-    /// Somebody wants to connect.
-    Request(Message, Request),
-    /// So many bytes of payload.
-    Payload(u32),
-    /// Its end, or the network's.
-    Lost,
-    /// What no honest host says.
-    Nonsense,
-}
-
-/// What payload waits for.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(in super::super) enum Waits {
-    /// Buffers of its guest.
-    Ring,
-    /// Room in its guest's socket.
-    Credit,
-}
-
-/// Why a stream did not take what was said.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(in super::super) struct Lost;
 
 /// The connection that a stream has now.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
