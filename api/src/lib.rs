@@ -402,6 +402,10 @@ pub struct FabricStatus {
     pub streams: u64,
     /// Of these, to be used again.
     pub idle: u64,
+    /// Of these, those whose bytes are encrypted (`encrypt` of `[toe]`): all that have begun, or
+    /// none.
+    #[serde(default)]
+    pub encrypted: u64,
     /// That this host has begun.
     pub dialed: u64,
     /// Connections for which an idle one was there.
@@ -414,8 +418,8 @@ pub struct FabricStatus {
     pub lost: u64,
     /// Of these, those with a message that no honest host sends.
     pub nonsense: u64,
-    /// Hosts that did not prove their identity when they were asked, and streams without a valid
-    /// ticket; see `ca` of `[toe]`.
+    /// Hosts that did not prove their identity when they were asked, streams without a valid
+    /// ticket, and with `encrypt` those in the clear; see `ca` of `[toe]`.
     #[serde(default)]
     pub unproven: u64,
     /// Endpoints of UCX to other hosts, if payload goes by that (`fabric` of `[toe]`).

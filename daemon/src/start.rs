@@ -213,7 +213,9 @@ pub(crate) fn proof_of(config: &Config) -> Result<Option<Tls<Proof>>, StartError
         return Ok(None);
     };
     let fix = "give PEM files that the daemon can read; docs/configuration.md says what hosts show";
-    let proof = Tls::of(files, Proof::read).map_err(|e| error(format!("toe: {e}"), fix))?;
+    let encrypts = config.toe.as_ref().is_some_and(|toe| toe.encrypt);
+    let read = if encrypts { Proof::of_streams } else { Proof::of_tickets };
+    let proof = Tls::of(files, read).map_err(|e| error(format!("toe: {e}"), fix))?;
     for overlay in &config.overlays {
         let address = overlay.local.ip();
         if !proof.config().is_of(address) {

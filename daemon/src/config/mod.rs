@@ -33,7 +33,7 @@ pub use toe_rule::ToeRule;
 
 use crate::port::overlay::RECEIVE_BYTES;
 use crate::spans;
-use crate::toe::arrived_bytes_max;
+use crate::toe::{SEALED_BYTES_MAX, arrived_bytes_max};
 use crate::vhost::guest_mem::REGIONS_MAX;
 
 /// The directory of the sockets and the arena unless configured otherwise.
@@ -315,9 +315,9 @@ impl Config {
     /// Bytes of memory that the daemon takes at most, whatever guests and remotes do, in whole MiB:
     /// the store, all connections that may be tracked and what is known of their paths, frames that
     /// wait for full rings and for overlays that share a UDP port, payload of sockets, also that
-    /// which has come by UCX, and [`OWN_BYTES`]. Guests' memory is not among it, nor are its [page
-    /// tables](page_tables_max), what UCX has for its transports, or what others write into a
-    /// registry (`docs/overlay.md`).
+    /// which has come by UCX, streams that are encrypted, and [`OWN_BYTES`]. Guests' memory is not
+    /// among it, nor are its [page tables](page_tables_max), what UCX has for its transports, or
+    /// what others write into a registry (`docs/overlay.md`).
     #[must_use]
     pub fn memory_max(&self) -> u64 {
         let flow = (FLOW_BYTES_IDLE + FLOW_RECORD_BYTES) as u64;
@@ -332,7 +332,9 @@ impl Config {
             self.overlays.iter().filter(|other| other.local == overlay.local).count() > 1
         };
         let waiting = self.overlays.iter().filter(share).count() * RECEIVE_BYTES;
-        let fixed = OWN_BYTES + (BACKLOGS_BYTES_MAX + waiting) as u64;
+        let encrypts = self.toe.as_ref().is_some_and(|toe| toe.encrypt);
+        let sealed = if encrypts { SEALED_BYTES_MAX } else { 0 };
+        let fixed = OWN_BYTES + (BACKLOGS_BYTES_MAX + waiting + sealed) as u64;
         let sum = store
             + u64::from(self.flows_sum()) * flow
             + paths * SENDER_MEMORY_BYTES as u64

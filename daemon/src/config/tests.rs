@@ -71,6 +71,18 @@ fn what_comes_by_ucx_and_is_not_taken_is_memory() {
 }
 
 #[test]
+fn what_tls_takes_for_streams_is_memory() {
+    let overlay = "[[overlay]]\nname = \"over\"\nvni = 7\nlocal = \"192.0.2.1\"\n\
+                   peers = [\"192.0.2.2\"]\n";
+    let files = "ca = \"/a\"\ncertificate = \"/c\"\nkey = \"/k\"\n";
+    let memory = |encrypt: bool| {
+        let toe = format!("[toe]\n{files}encrypt = {encrypt}\n");
+        parse(&format!("{GOOD}\n{overlay}{toe}")).unwrap().memory_max()
+    };
+    assert_eq!(memory(true) - memory(false), 2 << 30);
+}
+
+#[test]
 fn every_key_is_read() {
     let c = parse(
         r#"

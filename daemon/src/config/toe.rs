@@ -7,7 +7,7 @@ use toml::de::DeValue;
 
 use super::keys::{Keys, path as path_text, plain, quoted};
 use super::parse::path;
-use super::reader::{Section, integer, string};
+use super::reader::{Section, boolean, integer, string};
 use crate::toe::HAS_UCX;
 
 /// The port at which hosts connect to each other, unless configured otherwise.
@@ -53,6 +53,8 @@ pub struct ToeConfig {
     /// `ca`, `certificate` and `key`, with which hosts prove their identity to each other at the
     /// next port. Default: none; hosts are known by their addresses alone.
     pub proof: Option<Files>,
+    /// `encrypt`: streams go by TLS at that port, and none by plain TCP. Default `false`.
+    pub encrypt: bool,
 }
 
 impl ToeConfig {
@@ -84,6 +86,7 @@ impl ToeConfig {
             ("ca", text(self.proof.as_ref().map(|files| &files.ca))),
             ("certificate", text(own.map(|(certificate, _)| certificate))),
             ("key", text(own.map(|(_, key)| key))),
+            ("encrypt", plain(self.encrypt)),
         ]
     }
 }
@@ -117,8 +120,18 @@ pub(super) fn read(mut s: Section<'_, '_>, has_overlays: bool) -> ToeConfig {
         let what = "hosts prove their identity at the next port, and there is none".into();
         s.problem("port", what, "give a smaller port, on all hosts");
     }
+    let encrypt = s.get("encrypt", "write encrypt = true or false", boolean).unwrap_or(false);
+    if encrypt && proof.is_none() {
+        let what = "needs `ca`, `certificate` and `key`: streams are encrypted for a host that \
+                    has proved its identity";
+        s.problem("encrypt", what.into(), "give all three, or remove encrypt");
+    }
+    if encrypt && fabric == FabricKind::Ucx {
+        let what = "does not go with fabric = \"ucx\", whose messages are not encrypted".into();
+        s.problem("encrypt", what, "leave one of them out");
+    }
     s.finish();
-    ToeConfig { port, fabric, proof }
+    ToeConfig { port, fabric, proof, encrypt }
 }
 
 #[cfg(test)]
@@ -138,15 +151,23 @@ mod tests {
     fn an_empty_table_is_enough_with_an_overlay() {
         let overlay = "[[overlay]]\nname = \"o\"\nvni = 7\nlocal = \"192.0.2.1\"\n\
                        peers = [\"192.0.2.2\"]\n";
-        let without = |port| Ok(ToeConfig { port, fabric: FabricKind::Tcp, proof: None });
+        let without = |port| {
+            let (fabric, proof, encrypt) = (FabricKind::Tcp, None, false);
+            Ok(ToeConfig { port, fabric, proof, encrypt })
+        };
         assert_eq!(parse("[toe]", overlay), without(PORT));
         assert_eq!(parse("[toe]\nport = 5000", overlay), without(5000));
         let all = parse("[toe]\nca = \"/a\"\ncertificate = \"/c\"\nkey = \"/k\"", overlay);
         let keys = all.as_ref().unwrap().keys().into_iter();
         let text: Vec<_> = keys.filter_map(|(k, v)| Some(format!("{k} = {}", v?))).collect();
-        assert_eq!(text.len(), 5);
+        assert_eq!(text.len(), 6);
         assert_eq!(parse(&format!("[toe]\n{}", text.join("\n")), overlay), all);
         let last = format!("[toe]\n{}\nport = 65535", text[1..].join("\n"));
+        let files = &text[2..5].join("\n");
+        let sealed = parse(&format!("[toe]\nencrypt = true\n{files}"), overlay).unwrap();
+        assert!(sealed.encrypt && sealed.proof.is_some());
+        let both = parse(&format!("[toe]\nfabric = \"ucx\"\nencrypt = true\n{files}"), overlay);
+        assert_eq!(both.unwrap_err().contains("toe.encrypt: does not go with"), HAS_UCX);
         for (toe, overlay, said) in [
             ("[toe]", "", "toe.port: needs an [[overlay]]"),
             ("[toe]\nport = 0", overlay, "fix: "),
@@ -154,6 +175,8 @@ mod tests {
             ("[toe]\nca = \"/a\"", overlay, "toe.ca: goes with"),
             ("[toe]\ncertificate = \"/a\"\nkey = \"/k\"", overlay, "toe.ca: goes with"),
             ("[toe]\nca = \"a\"", overlay, "not an absolute path"),
+            ("[toe]\nencrypt = true", overlay, "toe.encrypt: needs"),
+            ("[toe]\nencrypt = 1", overlay, "toe.encrypt"),
             (&last, overlay, "toe.port: hosts prove"),
         ] {
             let error = parse(toe, overlay).unwrap_err();

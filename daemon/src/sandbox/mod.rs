@@ -75,11 +75,14 @@ pub fn enter(config: &Config, source: &Source) -> Result<Sandbox, StartError> {
     let connector = config.registry.as_ref().map(|it| Connector::start(&addresses(it)));
     let mut held = Held { connector: connector.transpose()?, dialer: None };
     let proof = config.toe.as_ref().filter(|toe| toe.proof.is_some()).map(ToeConfig::proof_port);
-    held.dialer = config.toe.as_ref().map(|toe| Dialer::start(toe.port, &mut held)).transpose()?;
+    // Streams that are encrypted go to the other port.
+    let plain = config.toe.as_ref().filter(|toe| !toe.encrypt).map(|toe| toe.port);
+    held.dialer = plain.map(|port| Dialer::start(port, &mut held)).transpose()?;
     let prover = proof.map(|port| Dialer::start(port, &mut held)).transpose()?;
     let Held { connector, dialer } = held;
     let broker = Arc::new(Broker::start(source, config)?);
-    let doors = dialer.map(|dialer| doors_of(config, dialer, prover)).transpose()?;
+    let toe = config.toe.as_ref();
+    let doors = toe.map(|toe| doors_of(config, toe, dialer, prover)).transpose()?;
     let owners = Owners::of(config);
     let supervisor = Supervisor::from_env()
         .map(|it| it.map(Arc::new))
@@ -106,8 +109,12 @@ pub fn enter(config: &Config, source: &Source) -> Result<Sandbox, StartError> {
 
 /// The way to guests' sockets on other hosts, at the address of each overlay. `prover` connects to
 /// the port for proofs of identity.
-fn doors_of(config: &Config, dialer: Dialer, prover: Option<Dialer>) -> Result<Doors, StartError> {
-    let toe = config.toe.as_ref().expect("who dials has it");
+fn doors_of(
+    config: &Config,
+    toe: &ToeConfig,
+    dialer: Option<Dialer>,
+    prover: Option<Dialer>,
+) -> Result<Doors, StartError> {
     let addresses: BTreeSet<_> = config.overlays.iter().map(|it| it.local.ip()).collect();
     let open = |port| {
         let listeners = addresses.iter().map(|address| {

@@ -57,7 +57,7 @@ pub(crate) use arrivals::bytes_max as arrived_bytes_max;
 use batch::Batch;
 use bulletin::Bulletin;
 use device::{Blocked, Device};
-pub(crate) use fabric::{Doors, listen_at};
+pub(crate) use fabric::{Doors, SEALED_BYTES_MAX, listen_at};
 use fabric::{Gone, StreamId, Streams};
 pub use fabric::{Heard, StreamReader};
 use kept::KeptBytes;

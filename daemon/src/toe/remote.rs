@@ -4,8 +4,8 @@
 //! # Rules
 //!
 //! 1. Payload is never copied here: it is written to a stream from its guest's memory, and read
-//!    from a stream into its guest's memory. The exception is what a stream does not take at once,
-//!    which is kept and counted as what rings have no room for.
+//!    from a stream into its guest's memory. The exceptions are what a stream does not take at
+//!    once, which is kept and counted as what rings have no room for, and encrypted streams.
 //! 2. What comes is read only when it has a place: if a ring has no buffers, or its socket has no
 //!    room, payload stays in the kernel, and with it what is behind it in that stream.
 //! 3. A stream that ends, fails or says what no honest host says is lost, and its connection with
@@ -124,9 +124,12 @@ impl Toe {
         }
     }
 
-    /// There may be tickets for streams.
-    pub(crate) fn hear_trust(&mut self, now: Instant) {
-        for id in self.streams.hear_trust() {
+    /// There may be tickets for streams, or streams.
+    pub(crate) fn hear_trust(&mut self, now: Instant, epoll: &Epoll) {
+        let without_tickets = self.streams.hear_trust();
+        let not_begun = self.streams.hear_openings(now, epoll, &self.rules.peers);
+        self.rules.is_open = self.streams.is_open();
+        for id in without_tickets.into_iter().chain(not_begun) {
             self.lose_stream(now, id);
         }
         self.hear(now);
@@ -291,6 +294,7 @@ impl Toe {
         let Some(carried) = stream.carried else { return };
         if stream.ours == Side::Opener && !stream.is_proven && !stream.has_failed_here {
             self.rules.peers.note_away(now, stream.host);
+            self.streams.note_unproven(now, &stream, self.rules.peers.address_of(stream.host));
         }
         self.streams.stats.lost += 1;
         if stream.ours == Side::Opener && !carried.is_established {
@@ -375,7 +379,7 @@ impl Toe {
         let Some(stream) = self.streams.get_mut(id) else { return 0 };
         let before = stream.waiting();
         let said = stream.flush(now);
-        let written = before - stream.waiting();
+        let written = before.saturating_sub(stream.waiting());
         self.said(now, id, said);
         if written > 0 {
             self.show_room(now, id);

@@ -340,16 +340,16 @@ pub fn read(memory: &GuestMemory, pieces: &[Piece], at: usize, out: &mut [u8]) -
     (for_each_piece(pieces, at, len, visit).ok()? == len).then_some(())
 }
 
-/// Copies payload in, to the beginning. `None`: it is not mapped, or there is no room for it.
+/// Copies payload in, from byte `at` on. `None`: it is not mapped, or there is no room for it.
 #[must_use]
-pub fn write(memory: &GuestMemory, pieces: &[Piece], bytes: &[u8]) -> Option<()> {
+pub fn write(memory: &GuestMemory, pieces: &[Piece], at: usize, bytes: &[u8]) -> Option<()> {
     let mut rest = bytes;
     let visit = |(guest, len): Piece| {
         let (now, later) = rest.split_at(len);
         rest = later;
         memory.write(guest, now).ok_or(())
     };
-    (for_each_piece(pieces, 0, bytes.len(), visit).ok()? == bytes.len()).then_some(())
+    (for_each_piece(pieces, at, bytes.len(), visit).ok()? == bytes.len()).then_some(())
 }
 
 /// The memory of `len` bytes of payload from byte `at` on. `None`: it is not mapped, or there is

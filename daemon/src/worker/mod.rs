@@ -254,7 +254,7 @@ impl Worker {
             Token::Toe(port, source) => path.handle_toe(now, epoll, PortId(port), source),
             Token::StreamListener(listener) => path.accept_stream(now, epoll, listener),
             Token::Dialer => path.take_dialed(now, epoll),
-            Token::Trust => path.toe.hear_trust(now),
+            Token::Trust => path.toe.hear_trust(now, epoll),
             Token::Stream(place) => path.toe.wake_stream(place),
             Token::Ucx => {} // in the turn that follows
             Token::Signal

@@ -7,6 +7,7 @@ mod congestion;
 #[allow(dead_code)] // shared with the tests of the rings, which use more of it
 #[path = "../vhost_user/driver.rs"]
 mod driver;
+mod encrypted;
 mod etcd;
 mod fabric;
 mod flows;

@@ -25,11 +25,11 @@ use crate::overlay::{Namespace, two_hosts};
 use crate::sockets::{SocketGuest, ask, connect, listen, try_connect, until};
 use crate::toe::{NATIVE, SERVER, boot, bytes, ends_one_after_the_other};
 
-const PROOF_PORT: u16 = PORT + 1;
-const PROTOCOL: &[u8] = b"nightporter-toe/1";
+pub(crate) const PROOF_PORT: u16 = PORT + 1;
+pub(crate) const PROTOCOL: &[u8] = b"nightporter-toe/1";
 
 /// Of two CAs, for hosts with these last bytes: `ca.pem`, `ca-1.pem`, `ca-1.key`, `other.pem`, ...
-fn certificates() -> Dir {
+pub(crate) fn certificates() -> Dir {
     let dir = Dir::new();
     let script = "new='-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes'
         for ca in ca other; do
@@ -49,14 +49,14 @@ fn certificates() -> Dir {
 }
 
 /// What host `n` shows and believes, in files of its own, which `show` replaces.
-fn proof(dir: &Dir, from: &Dir, ca: &str, n: u8) -> String {
+pub(crate) fn proof(dir: &Dir, from: &Dir, ca: &str, n: u8) -> String {
     show(dir, from, ca, n);
     let [ca, certificate, key] = ["ca.pem", "own.pem", "own.key"].map(|name| dir.join(name));
     let line = |key: &str, path: &Path| format!("{key} = \"{}\"\n", path.display());
     line("ca", &ca) + &line("certificate", &certificate) + &line("key", &key)
 }
 
-fn show(dir: &Dir, from: &Dir, ca: &str, n: u8) {
+pub(crate) fn show(dir: &Dir, from: &Dir, ca: &str, n: u8) {
     let files = [
         (format!("{ca}.pem"), "ca.pem"),
         (format!("{ca}-{n}.pem"), "own.pem"),
@@ -79,7 +79,7 @@ fn start(on: &Namespace, n: u8, vm: &str, proofs: Option<(&Dir, &str)>) -> (Dir,
     (dir, host)
 }
 
-fn has_said(dir: &Dir, what: &str) -> bool {
+pub(crate) fn has_said(dir: &Dir, what: &str) -> bool {
     std::fs::read_to_string(dir.join("log")).unwrap().contains(what)
 }
 
@@ -104,7 +104,7 @@ fn world(of_one: Option<&str>, of_two: Option<&str>) -> World {
 }
 
 /// The guest's connection goes by guest TCP, before anything is visible.
-fn is_native(a: &mut SocketGuest, to: &str) {
+pub(crate) fn is_native(a: &mut SocketGuest, to: &str) {
     match try_connect(a, to) {
         Ok(at) => {
             until(&mut [a], "nobody by TOE", |g| g[0].socket(at).is_reset);
@@ -218,7 +218,7 @@ fn certificates_that_are_renewed_hold_at_once_and_streams_go_on() {
 }
 
 /// A host of the test that speaks TLS as host `n` of a CA would, or without a certificate.
-struct Hosts<'a>(&'a Dir);
+pub(crate) struct Hosts<'a>(pub(crate) &'a Dir);
 
 impl Hosts<'_> {
     fn roots(&self) -> RootCertStore {
@@ -232,7 +232,7 @@ impl Hosts<'_> {
         (vec![chain], PrivateKeyDer::from_pem_file(self.0.join(&format!("{name}.key"))).unwrap())
     }
 
-    fn client(
+    pub(crate) fn client(
         &self,
         name: Option<&str>,
         protocol: &[u8],
@@ -252,7 +252,12 @@ impl Hosts<'_> {
         StreamOwned::new(tls, tcp)
     }
 
-    fn server(&self, name: &str, tcp: TcpStream) -> StreamOwned<ServerConnection, TcpStream> {
+    pub(crate) fn server(
+        &self,
+        name: &str,
+        protocol: &[u8],
+        tcp: TcpStream,
+    ) -> StreamOwned<ServerConnection, TcpStream> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let roots = Arc::new(self.roots());
         let all = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider));
@@ -261,7 +266,7 @@ impl Hosts<'_> {
         let config = config.with_client_cert_verifier(all.build().unwrap());
         let (chain, key) = self.own(name);
         let mut config = config.with_single_cert(chain, key).unwrap();
-        config.alpn_protocols = vec![PROTOCOL.to_vec()];
+        config.alpn_protocols = vec![protocol.to_vec()];
         tcp.set_read_timeout(Some(LIMIT)).unwrap();
         StreamOwned::new(ServerConnection::new(Arc::new(config)).unwrap(), tcp)
     }
@@ -391,7 +396,7 @@ fn a_host_that_is_connected_to_proves_who_it_is_as_well() {
                     "" => drop(tcp.write_all(b"HTTP/1.1 200 OK\r\n\r\n")),
                     "-" => drop(tcp.read_to_end(&mut Vec::new())),
                     _ => {
-                        let mut stream = hosts.server(case.trim_end_matches('+'), tcp);
+                        let mut stream = hosts.server(case.trim_end_matches('+'), PROTOCOL, tcp);
                         let mut many = [0];
                         if stream.read_exact(&mut many).is_err() {
                             return;

@@ -231,9 +231,9 @@ proptest! {
         let mut copied = vec![0; payload.len() - at];
         read(&a.memory, a.queue.payload(), at, &mut copied).unwrap();
         prop_assert_eq!(&copied, &payload[at..]);
-        write(&b.memory, b.queue.payload(), &copied).unwrap();
+        write(&b.memory, b.queue.payload(), 0, &copied).unwrap();
         prop_assert_eq!(read(&a.memory, a.queue.payload(), 1, &mut vec![0; payload.len()]), None);
-        prop_assert_eq!(write(&b.memory, b.queue.payload(), &[0; 9001]), None);
+        prop_assert_eq!(write(&b.memory, b.queue.payload(), 0, &[0; 9001]), None);
         copy(from, 0, to, payload.len()).unwrap();
         b.queue.give(&b.memory, &header).unwrap();
         let seen = b.ram.read(BUFFERS + 0x1_0001, LEN + payload.len());

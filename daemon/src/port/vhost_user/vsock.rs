@@ -82,9 +82,15 @@ impl VhostUserPort<Vsock> {
     /// they are not there.
     #[must_use]
     pub fn write_payload(&mut self, bytes: &[u8]) -> bool {
+        self.write_payload_at(0, bytes)
+    }
+
+    /// Likewise, from byte `at` of them on.
+    #[must_use]
+    pub fn write_payload_at(&mut self, at: usize, bytes: &[u8]) -> bool {
         let _part = self.account.part();
         let Some((queue, memory)) = self.queue(TO_GUEST) else { return false };
-        let written = packets::write(memory, queue.payloads(), bytes);
+        let written = packets::write(memory, queue.payloads(), at, bytes);
         self.judge(TO_GUEST, written.ok_or(RingFault::OutsideMemory)).is_some()
     }
 

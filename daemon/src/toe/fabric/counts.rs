@@ -27,15 +27,15 @@ pub(super) struct Counts {
     of_guest_to: BTreeMap<(usize, HostId), usize>,
 }
 
-fn count<K: Ord>(counts: &BTreeMap<K, usize>, key: &K) -> usize {
+pub(super) fn count<K: Ord>(counts: &BTreeMap<K, usize>, key: &K) -> usize {
     counts.get(key).copied().unwrap_or(0)
 }
 
-fn add<K: Ord>(counts: &mut BTreeMap<K, usize>, key: K) {
+pub(super) fn add<K: Ord>(counts: &mut BTreeMap<K, usize>, key: K) {
     *counts.entry(key).or_default() += 1;
 }
 
-fn subtract<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) {
+pub(super) fn subtract<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) {
     let left = counts.get_mut(key).expect("it was added");
     *left -= 1;
     if *left == 0 {

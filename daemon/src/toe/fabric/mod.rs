@@ -4,6 +4,8 @@
 //! - `stream` is one of them: messages and payload, in and out; `heard` is what it may have.
 //! - `beside` is UCX, if payload goes by that.
 //! - `counts` says who may have one more.
+//! - `encrypted` is how streams begin that go by TLS.
+//! - `pipe` is what bytes go through: a socket, or TLS over it.
 //! - `progress` says whether what waits in a stream is taken fast enough.
 //! - `peers` is who may speak for whom, as the registry says.
 //! - `reader` is a stream for the fuzzer.
@@ -16,8 +18,10 @@
 
 mod beside;
 mod counts;
+mod encrypted;
 mod heard;
 mod peers;
+mod pipe;
 mod progress;
 mod reader;
 mod stream;
@@ -51,9 +55,11 @@ use crate::toe::ucx::{Ucx, Worker};
 use crate::token::Token;
 use crate::vhost::vsock::Vsock;
 use counts::Counts;
+use encrypted::Handshakes;
 pub use heard::Heard;
 pub(super) use heard::{Lost, Waits};
 pub(super) use peers::{Gone, Peers};
+pub(crate) use pipe::SEALED_BYTES_MAX;
 pub use reader::StreamReader;
 pub(super) use stream::Stream;
 
@@ -135,7 +141,8 @@ struct Place {
 #[derive(Debug)]
 pub(crate) struct Doors {
     pub(crate) listeners: Vec<(IpAddr, OwnedFd)>,
-    pub(crate) dialer: Dialer,
+    /// `None`: streams are encrypted, and begin with proofs.
+    pub(crate) dialer: Option<Dialer>,
     /// Where hosts prove who they are, if they do.
     pub(crate) proof: Option<ProofDoors>,
     /// By what payload goes, if not by TCP.
@@ -155,7 +162,13 @@ pub(super) struct Streams {
     ucx_waits: Arc<AtomicUsize>,
     /// New ones that wait for tickets.
     ticketless: BTreeMap<Way, VecDeque<StreamId>>,
-    /// When something was said about who shows none.
+    /// New ones that wait for their handshake.
+    handshakes: Handshakes,
+    /// Streams that are encrypted.
+    encrypted: u64,
+    /// Nobody begins any more that are.
+    is_shut: bool,
+    /// When something was said about who is not believed.
     said: Option<Instant>,
     /// When it was said that this host cannot connect.
     said_failed: Option<Instant>,
@@ -204,13 +217,13 @@ impl Streams {
         let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
         self.counts.set_most(usize::try_from(files / 2).unwrap_or(STREAMS_MAX).min(STREAMS_MAX));
         self.listeners = doors.listeners;
-        self.dialer = Some(doors.dialer);
+        self.dialer = doors.dialer;
         Ok(())
     }
 
     /// Whether connections can be made to other hosts.
-    pub(super) const fn is_open(&self) -> bool {
-        self.dialer.is_some()
+    pub(super) fn is_open(&self) -> bool {
+        self.dialer.is_some() || self.encrypts() && !self.is_shut
     }
 
     /// Whether there was ever a way to other hosts: what has begun goes on without [`Dialer`].
@@ -237,9 +250,9 @@ impl Streams {
         }
     }
 
-    /// It is flushed again in the next turn, if no event says when.
+    /// It is served again in the next turn, if no event says when.
     pub(super) fn flush_again(&mut self, id: StreamId) {
-        if self.get_mut(id).is_some_and(Stream::take_more_to_flush) {
+        if self.get_mut(id).is_some_and(Stream::take_more) {
             self.wake(id);
         }
     }
@@ -262,7 +275,8 @@ impl Streams {
         let (endpoints, waiting) = (self.ends_of_ucx(), self.waits_by_ucx());
         let of_ucx =
             FabricStatus { ucx_endpoints: endpoints, ucx_waiting_bytes: waiting, ..self.stats };
-        self.was_opened().then_some(FabricStatus { streams, idle, unproven, ..of_ucx })
+        let encrypted = self.encrypted;
+        self.was_opened().then_some(FabricStatus { streams, idle, encrypted, unproven, ..of_ucx })
     }
 
     pub(super) fn get(&self, id: StreamId) -> Option<&Stream> {
@@ -330,10 +344,12 @@ impl Streams {
             self.stats.reused += 1;
             return Some(id);
         }
-        if !self.is_open() || !self.counts.may_go_to(host, device) {
+        let may_begin = self.counts.may_go_to(host, device) && self.may_begin(host, device);
+        if !self.is_open() || !may_begin {
             return None;
         }
         let id = self.insert(Stream::to(now, host, from));
+        self.note_begun(id, host, device);
         self.introduce(id);
         self.set_deadline(id, Some(now + T_DIAL));
         self.begin(id, Way { own: from, peer: address });
@@ -420,6 +436,8 @@ impl Streams {
         let mut stream = *self.places[id.place as usize].stream.take()?;
         stream.carried = carried;
         self.free.push(id.place);
+        self.handshakes.end(id);
+        self.encrypted -= u64::from(stream.is_sealed());
         self.leave_worker(&stream);
         self.counts.end(stream.host, stream.ours == Side::Opener);
         if let Some(idle) = self.idle.get_mut(&(stream.own, stream.host)) {
@@ -508,6 +526,10 @@ impl Streams {
             };
             let from = from.and_then(|from| SocketAddr::try_from(from).ok());
             let host = from.and_then(|from| peers.host_at(from.ip()));
+            if let Some(from) = from.filter(|_| host.is_some() && self.encrypts()) {
+                self.refuse_plain(now, from.ip());
+                continue;
+            }
             let Some(host) = host.filter(|host| self.counts.may_come_from(*host)) else {
                 self.stats.refused += 1;
                 continue;
@@ -533,7 +555,7 @@ impl Streams {
         while let Some(dialer) = &mut self.dialer {
             let Some((tag, socket)) = dialer.poll()? else { break };
             let id = StreamId::of(tag);
-            let Some(stream) = self.get_mut(id).filter(|stream| !stream.has_socket()) else {
+            let Some(stream) = self.get_mut(id).filter(|stream| !stream.has_pipe()) else {
                 continue; // nobody waits for it any more
             };
             let watched = socket.and_then(|socket| match watch(epoll, &socket, id.place) {
@@ -542,7 +564,7 @@ impl Streams {
             });
             match watched {
                 Ok(socket) => {
-                    stream.set_socket(socket);
+                    stream.set_pipe(socket);
                     self.wake(id);
                 }
                 Err(Undialed::There) => failed.push(id),
@@ -568,33 +590,38 @@ impl Streams {
             // Another process has a copy of its descriptor, so closing it is not enough.
             let _ = epoll.delete(dialer.fd());
         }
-        let all = self.places.iter_mut().zip(0..).filter_map(|(place, at)| {
-            let stream = place.stream.as_deref_mut().filter(|stream| !stream.has_socket())?;
-            stream.has_failed_here = true;
-            Some(StreamId { place: at, generation: place.generation })
-        });
-        all.collect()
+        self.without_pipe()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use nightporter_core::toe::message::{Kind, Message};
-    use rustix::net::{SocketFlags, socketpair};
 
+    use super::pipe::Pipe;
+    use super::pipe::tests::{sealed, sockets};
     use super::*;
 
     const NOW: Instant = Instant::from_secs(1000);
     const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 
-    fn sockets() -> (OwnedFd, OwnedFd) {
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap()
+    /// A pipe, and what its bytes come out of.
+    fn pipe(is_sealed: bool) -> (Pipe, OwnedFd) {
+        let (ours, theirs) = sockets();
+        if !is_sealed {
+            return (ours.into(), theirs);
+        }
+        let (pipe, other) = sealed((ours, theirs));
+        (pipe, other.socket.into())
     }
 
     /// A stream that another host has begun, and that host's end of it.
     fn stream(streams: &mut Streams) -> (StreamId, OwnedFd) {
-        let (a, b) = sockets();
+        stream_by(streams, false)
+    }
+
+    fn stream_by(streams: &mut Streams, is_sealed: bool) -> (StreamId, OwnedFd) {
+        let (a, b) = pipe(is_sealed);
         let id = streams.insert(Stream::from(NOW, (HostId(1), HERE), a));
         (id, b)
     }
@@ -606,32 +633,39 @@ mod tests {
 
     #[test]
     fn what_is_written_is_not_kept_while_there_is_always_more() {
-        let mut streams = Streams::default();
-        let (id, other) = stream(&mut streams);
-        let credit = message(Kind::Credit { edge: 1 });
-        let stream = streams.get_mut(id).unwrap();
-        let (mut took, mut said) = (0, 0);
-        while said < 1_000_000 {
-            while stream.waiting() < 100_000 {
-                stream.say(NOW, &credit, None).unwrap();
-                said += 1;
+        for is_sealed in [false, true] {
+            let mut streams = Streams::default();
+            let (id, other) = stream_by(&mut streams, is_sealed);
+            let credit = message(Kind::Credit { edge: 1 });
+            let stream = streams.get_mut(id).unwrap();
+            let (mut took, mut said) = (0, 0);
+            while said < 1_000_000 {
+                while stream.waiting() < 100_000 {
+                    stream.say(NOW, &credit, None).unwrap();
+                    said += 1;
+                }
+                took += rustix::io::read(&other, &mut [0; 65536]).unwrap();
+                stream.flush(NOW).unwrap();
+                assert!(stream.kept_len() < 1 << 20, "{} of {said} messages", stream.kept_len());
             }
-            took += rustix::io::read(&other, &mut [0; 65536]).unwrap();
-            stream.flush(NOW).unwrap();
-            assert!(stream.kept_len() < 1 << 20, "{} of {said} messages", stream.kept_len());
+            assert!(took > 30 << 20, "{took}");
         }
-        assert!(took > 30 << 20, "{took}");
     }
 
     #[test]
     fn a_host_that_takes_a_little_now_and_then_is_stuck_and_one_that_takes_a_quarter_is_not() {
-        for (bytes, is_stuck) in [(8_000, true), (300_000, false)] {
-            let (ours, theirs) = sockets();
+        for (bytes, is_stuck, is_sealed) in [
+            (8_000, true, false),
+            (300_000, false, false),
+            (8_000, true, true),
+            (300_000, false, true),
+        ] {
+            let (ours, theirs) = pipe(is_sealed);
             let mut stream = Stream::to(NOW, HostId(1), HERE);
             while stream.waiting() < 1 << 20 {
                 stream.say(NOW, &message(Kind::Credit { edge: 1 }), None).unwrap();
             }
-            stream.set_socket(ours);
+            stream.set_pipe(ours);
             let mut now = NOW;
             while stream.waiting() > 0 && !stream.is_stuck(now - Duration::from_secs(5)) {
                 now = now + Duration::from_secs(3);
@@ -646,6 +680,21 @@ mod tests {
                 assert!(stream.waiting() < before);
             }
             assert_eq!(stream.waiting() > 1 << 19, is_stuck, "{} of 1 MiB", stream.waiting());
+        }
+    }
+
+    #[test]
+    fn what_waits_for_the_first_time_in_a_long_while_is_not_stuck_at_once() {
+        for is_sealed in [false, true] {
+            let mut streams = Streams::default();
+            let (id, _other) = stream_by(&mut streams, is_sealed);
+            let stream = streams.get_mut(id).unwrap();
+            let later = NOW + Duration::from_secs(1000);
+            while stream.waiting() == 0 {
+                stream.say(later, &message(Kind::Credit { edge: 1 }), None).unwrap();
+            }
+            assert!(!stream.is_stuck(later - Duration::from_secs(5)), "{is_sealed}");
+            assert!(stream.is_stuck(later), "{is_sealed}");
         }
     }
 

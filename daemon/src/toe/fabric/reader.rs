@@ -33,7 +33,7 @@ impl StreamReader {
             return Self(Stream::from(now, host, socket));
         }
         let mut stream = Stream::to(now, host.0, host.1);
-        stream.set_socket(socket);
+        stream.set_pipe(socket);
         Self(stream)
     }
 

@@ -1,5 +1,5 @@
 //! One stream of TCP: messages in and out, whole or in parts, and payload between them that stays
-//! in guest memory.
+//! in guest memory, unless it is encrypted.
 //!
 //! Both hosts say [`HELLO_LEN`] bytes first, who connected before the other; then messages
 //! (`core/src/toe/message.rs`), of one connection at a time. When that is over, all well, or was
@@ -7,16 +7,16 @@
 
 use std::io::{self, ErrorKind};
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use nightporter_core::time::Instant;
 use nightporter_core::toe::id::{HostId, ShadowId, Side};
 use nightporter_core::toe::message::{Kind, LEN, Message, REQUEST_LEN, Request};
 use nightporter_core::toe::sockets::SocketId;
-use rustix::io::{read, write};
 
 use super::Fabric;
 use super::heard::{Heard, Lost, Waits};
+use super::pipe::Pipe;
 use super::progress::Progress;
 use crate::port::vhost_user::VhostUserPort;
 use crate::toe::batch::Batch;
@@ -64,7 +64,7 @@ pub(in super::super) struct Carried {
 #[derive(Debug)]
 pub(in super::super) struct Stream {
     /// `None`: it is not there yet.
-    socket: Option<OwnedFd>,
+    pipe: Option<Pipe>,
     /// Where its other end is.
     pub(in super::super) host: HostId,
     /// The address of this host that it is at.
@@ -92,10 +92,10 @@ pub(in super::super) struct Stream {
     wanted: usize,
     /// Bytes of payload that are next.
     left: u32,
-    /// What the socket has not taken, from `taken` on.
+    /// What the pipe has not taken, from `taken` on.
     out: Vec<u8>,
     taken: usize,
-    /// The socket may take more of it, and no event will say so.
+    /// The pipe may take more of it, and no event will say so.
     has_more_to_flush: bool,
     /// How fast it takes that, and what UCX has not sent.
     pub(super) progress: Progress,
@@ -122,18 +122,13 @@ impl Stream {
     }
 
     /// From this host, to an address of this one.
-    pub(super) fn from(now: Instant, (host, own): (HostId, IpAddr), socket: OwnedFd) -> Self {
-        Self::new(now, Some(socket), (host, own), Side::Acceptor)
+    pub(super) fn from(now: Instant, (host, own): (HostId, IpAddr), pipe: impl Into<Pipe>) -> Self {
+        Self::new(now, Some(pipe.into()), (host, own), Side::Acceptor)
     }
 
-    fn new(
-        now: Instant,
-        socket: Option<OwnedFd>,
-        (host, own): (HostId, IpAddr),
-        ours: Side,
-    ) -> Self {
+    fn new(now: Instant, pipe: Option<Pipe>, (host, own): (HostId, IpAddr), ours: Side) -> Self {
         Self {
-            socket,
+            pipe,
             host,
             own,
             ours,
@@ -206,18 +201,28 @@ impl Stream {
     }
 
     /// Its socket has come.
-    pub(super) fn set_socket(&mut self, socket: OwnedFd) {
-        self.socket = Some(socket);
+    pub(super) fn set_pipe(&mut self, pipe: impl Into<Pipe>) {
+        self.pipe = Some(pipe.into());
     }
 
     /// Whether its socket has come.
-    pub(super) const fn has_socket(&self) -> bool {
-        self.socket.is_some()
+    pub(super) const fn has_pipe(&self) -> bool {
+        self.pipe.is_some()
+    }
+
+    /// Whether its bytes are encrypted.
+    pub(super) fn is_sealed(&self) -> bool {
+        self.pipe.as_ref().is_some_and(Pipe::is_sealed)
+    }
+
+    /// What was wrong with TLS, if something was.
+    pub(super) fn why(&self) -> Option<&str> {
+        self.pipe.as_ref().and_then(Pipe::why)
     }
 
     /// Bytes that wait until the socket takes them, or UCX has sent them.
     pub(in super::super) fn waiting(&self) -> usize {
-        self.untaken() + self.channel.unsent
+        self.not_gone() + self.channel.unsent
     }
 
     /// Whether something waits, and too little of it was taken since then: see [`Progress`].
@@ -225,9 +230,14 @@ impl Stream {
         self.waiting() > 0 && self.progress.has_lasted_since(since)
     }
 
-    /// Bytes that wait until the socket takes them.
+    /// Bytes that wait until the pipe takes them.
     fn untaken(&self) -> usize {
         self.out.len() - self.taken
+    }
+
+    /// And until the socket does.
+    fn not_gone(&self) -> usize {
+        self.untaken() + self.pipe.as_ref().map_or(0, Pipe::held)
     }
 
     /// Whether payload is next in the stream itself.
@@ -365,29 +375,30 @@ impl Stream {
         self.note(message, true);
         let mut bytes = message.emit().to_vec();
         bytes.extend(request.iter().flat_map(|request| request.emit()));
-        let sent = match &self.socket {
-            Some(socket) if self.out.is_empty() => sent(write(socket, &bytes).map_err(Into::into))?,
+        self.begin_to_say(now);
+        let sent = match &mut self.pipe {
+            Some(pipe) if self.out.is_empty() => sent(pipe.write(&bytes))?,
             _ => 0,
         };
-        self.keep(now, &bytes[sent..]);
+        if sent < bytes.len() {
+            self.begin_to_keep();
+            self.out.extend(&bytes[sent..]);
+        }
         Ok(())
     }
 
-    fn keep(&mut self, now: Instant, bytes: &[u8]) {
-        if !bytes.is_empty() {
-            self.begin_to_keep(now);
-            self.out.extend(bytes);
-        }
-    }
-
-    /// Something is about to wait.
-    fn begin_to_keep(&mut self, now: Instant) {
+    /// Something is about to be said, and may wait.
+    fn begin_to_say(&mut self, now: Instant) {
         if self.waiting() == 0 {
             self.progress = Progress::new(now);
         }
+    }
+
+    /// Something is about to wait here.
+    const fn begin_to_keep(&mut self) {
         if self.out.is_empty() {
             // The socket may have taken less than it has room for.
-            self.has_more_to_flush = self.socket.is_some();
+            self.has_more_to_flush = self.pipe.is_some();
         }
     }
 
@@ -397,19 +408,20 @@ impl Stream {
     /// The stream is at its end.
     pub(in super::super) fn flush(&mut self, now: Instant) -> Result<(), Lost> {
         let mut budget = FLUSHED_PER_TURN;
-        while self.untaken() > 0 {
-            let Some(socket) = &self.socket else { break };
+        loop {
+            let before = self.not_gone();
+            let Some(pipe) = self.pipe.as_mut().filter(|_| before > 0) else { break };
             let end = self.out.len().min(self.taken.saturating_add(budget));
-            match sent(write(socket, &self.out[self.taken..end]).map_err(Into::into))? {
+            self.taken += sent(pipe.write(&self.out[self.taken..end]))?;
+            match before.saturating_sub(self.not_gone()) {
                 0 => break,
                 n => {
-                    self.taken += n;
                     self.progress.note_taken(now, n, self.waiting());
-                    budget -= n;
+                    budget = budget.saturating_sub(n);
                 }
             }
             if budget == 0 {
-                self.has_more_to_flush = self.untaken() > 0;
+                self.has_more_to_flush = self.not_gone() > 0;
                 break;
             }
         }
@@ -422,9 +434,11 @@ impl Stream {
         Ok(())
     }
 
-    /// Whether it is to be flushed again without being asked to: the socket was not full. Once.
-    pub(super) fn take_more_to_flush(&mut self) -> bool {
-        std::mem::take(&mut self.has_more_to_flush)
+    /// Whether it is to be served again without being asked to: the socket was not full, or not
+    /// empty. Once.
+    pub(super) fn take_more(&mut self) -> bool {
+        let has_more_to_read = self.pipe.as_mut().is_some_and(Pipe::take_more);
+        std::mem::take(&mut self.has_more_to_flush) || has_more_to_read
     }
 
     /// What a message means for the connection: it may be late, and about the one before.
@@ -442,8 +456,8 @@ impl Stream {
         }
     }
 
-    /// Reads payload, `room` bytes at most, by a call that takes the socket, how many bytes there
-    /// may be, and the place of what is behind them. How many there were.
+    /// Reads payload, `room` bytes at most, by a call that takes a plain socket, how many bytes
+    /// there may be, and the place of what is behind them. How many there were.
     ///
     /// # Errors
     /// As of [`Fabric::receive`].
@@ -452,7 +466,9 @@ impl Stream {
         room: usize,
         call: impl FnOnce(BorrowedFd<'_>, usize, &mut [u8]) -> io::Result<usize>,
     ) -> io::Result<usize> {
-        let socket = self.socket.as_ref().ok_or(ErrorKind::NotConnected)?;
+        let Some(Pipe::Plain(socket)) = &self.pipe else {
+            return Err(ErrorKind::NotConnected.into());
+        };
         let left = self.left as usize;
         let len = room.min(left);
         // The next header comes with the last of it.
@@ -469,11 +485,12 @@ impl Stream {
 
     /// Its socket, if it is there.
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.socket.as_ref().map(AsFd::as_fd)
+        self.pipe.as_ref().map(AsFd::as_fd)
     }
 }
 
-/// By the stream itself. Only what the socket does not take at once is copied.
+/// By the stream itself. Only what the socket does not take at once is copied; and all, if it is
+/// encrypted.
 impl Fabric for Stream {
     fn poll(&mut self) -> Heard {
         if self.left > 0 {
@@ -483,10 +500,10 @@ impl Fabric for Stream {
             if let Some(heard) = self.whole() {
                 return heard;
             }
-            let Some(socket) = &self.socket else { return Heard::Nothing };
+            let Some(pipe) = &mut self.pipe else { return Heard::Nothing };
             let to = if self.said.is_empty() { &mut self.head[..] } else { &mut self.said };
             let space = &mut to[self.have..self.wanted];
-            match read(socket, space).map_err(io::Error::from) {
+            match pipe.read(space) {
                 Ok(0) => return Heard::Lost,
                 Ok(len) => self.have += len,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
@@ -497,6 +514,12 @@ impl Fabric for Stream {
     }
 
     fn receive(&mut self, port: &mut VhostUserPort<Vsock>, room: usize) -> io::Result<usize> {
+        if let Some(Pipe::Sealed(sealed)) = &mut self.pipe {
+            let len = room.min(self.left as usize);
+            let got = sealed.deliver(len, |at, bytes| port.write_payload_at(at, bytes))?;
+            self.left -= u32::try_from(got).expect("no more than is left");
+            return Ok(got);
+        }
         self.receive_by(room, |socket, len, behind| port.receive(socket, len, behind))
     }
 
@@ -507,8 +530,10 @@ impl Fabric for Stream {
         port: &mut VhostUserPort<Vsock>,
     ) -> Result<(), Lost> {
         let heads = batch.heads();
-        let sent = match &self.socket {
-            Some(socket) if self.out.is_empty() => {
+        self.begin_to_say(now);
+        let is_first = self.out.is_empty();
+        let sent = match &self.pipe {
+            Some(Pipe::Plain(socket)) if is_first => {
                 sent(port.send(socket.as_fd(), batch.packets(&heads)))?
             }
             _ => 0,
@@ -516,7 +541,8 @@ impl Fabric for Stream {
         if sent == batch.len() {
             return Ok(());
         }
-        self.begin_to_keep(now);
+        self.begin_to_keep();
+        self.out.reserve(batch.len() - sent);
         let mut skip = sent;
         for (packet, (head, len)) in batch.packets(&heads).enumerate() {
             let head = head.unwrap_or_default();
@@ -529,6 +555,10 @@ impl Fabric for Stream {
             if !port.read_kept(packet, at, &mut self.out[start..]) {
                 return Err(Lost);
             }
+        }
+        if is_first && self.is_sealed() {
+            self.has_more_to_flush = false; // or the socket is full
+            return self.flush(now);
         }
         Ok(())
     }
@@ -557,8 +587,9 @@ mod tests {
     use nightporter_core::toe::errno::Errno;
     use proptest::collection::vec;
     use proptest::prelude::*;
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use rustix::io::write;
 
+    use super::super::pipe::tests::{sealed, sockets};
     use super::*;
 
     const NOW: Instant = Instant::from_secs(1000);
@@ -573,9 +604,7 @@ mod tests {
 
     /// What a host says, in pieces of these lengths, and then no more.
     fn hear(said: &[u8], cuts: &[usize]) -> Vec<Word> {
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let (ours, theirs) =
-            socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        let (ours, theirs) = sockets();
         let mut stream = Stream::from(NOW, (HostId(1), HERE), ours);
         let (mut rest, mut words) = (said, Vec::new());
         for cut in cuts {
@@ -594,6 +623,31 @@ mod tests {
         words
     }
 
+    /// Likewise by TLS, in records of these lengths, and these in such pieces.
+    fn hear_sealed(said: &[u8], records: &[usize], cuts: &[usize]) -> Vec<Word> {
+        let (pipe, mut other) = sealed(sockets());
+        let mut stream = Stream::from(NOW, (HostId(1), HERE), pipe);
+        let (mut rest, mut words) = (said, Vec::new());
+        let mut bytes = Vec::new();
+        for len in records.iter().chain([&usize::MAX]) {
+            let (now, later) = rest.split_at(rest.len().min(*len));
+            bytes.extend(other.seal(now));
+            rest = later;
+        }
+        let mut rest = &bytes[..];
+        for cut in cuts.iter().chain([&usize::MAX]) {
+            let (now, later) = rest.split_at(rest.len().min(*cut));
+            assert_eq!(write(&other.socket, now).unwrap(), now.len());
+            rest = later;
+            if !hear_now(&mut stream, &mut words) {
+                return words;
+            }
+        }
+        drop(other);
+        assert!(!hear_now(&mut stream, &mut words), "its end is one");
+        words
+    }
+
     /// `false`: nothing more is heard.
     fn hear_now(stream: &mut Stream, words: &mut Vec<Word>) -> bool {
         loop {
@@ -601,13 +655,13 @@ mod tests {
                 Heard::Nothing => return true,
                 Heard::Payload(left) => {
                     let mut bytes = vec![0; left as usize];
-                    let len = match read(stream.fd().unwrap(), &mut bytes) {
-                        Ok(0) => {
+                    let len = match stream.pipe.as_mut().unwrap().read(&mut bytes) {
+                        Err(e) if e.kind() == ErrorKind::WouldBlock => return true,
+                        Ok(0) | Err(_) => {
                             words.push(Word::Heard(Heard::Lost));
                             return false;
                         }
                         Ok(len) => len,
-                        Err(_) => return true,
                     };
                     stream.left -= u32::try_from(len).unwrap();
                     match words.last_mut() {
@@ -689,6 +743,15 @@ mod tests {
             cuts in vec(1..120_usize, 0..40),
         ) {
             prop_assert_eq!(hear(&said, &cuts), hear(&said, &[]));
+        }
+
+        #[test]
+        fn whatever_a_host_says_means_the_same_by_tls_in_any_records_and_pieces(
+            said in said(),
+            records in vec(1..120_usize, 0..40),
+            cuts in vec(1..120_usize, 0..40),
+        ) {
+            prop_assert_eq!(hear_sealed(&said, &records, &cuts), hear(&said, &[]));
         }
     }
 }

@@ -24,6 +24,9 @@ impl Streams {
 
     /// A new stream to another host is begun, as soon as it has a ticket.
     pub(super) fn begin(&mut self, id: StreamId, way: Way) {
+        if self.encrypts() {
+            return self.open(id, way);
+        }
         let ticket = match &mut self.trust {
             None => Some(Ticket::NONE),
             Some(trust) => {
@@ -88,6 +91,11 @@ impl Streams {
         let Some(stream) = stream else { return false };
         let is_right = |wanted: &[u8; SECRET_LEN]| is_same(wanted, shown);
         let answer = match (stream.ours, trust) {
+            // It has come by TLS, and what a plain one shows is not looked at.
+            (Side::Acceptor, Some(trust)) if trust.encrypts() => {
+                let is_its = stream.is_sealed() && is_right(&Ticket::NONE.shown);
+                is_its.then_some(Ticket::NONE.answer)
+            }
             (Side::Acceptor, Some(trust)) => way.and_then(|way| trust.admit(way, shown)),
             (Side::Acceptor, None) => is_right(&Ticket::NONE.shown).then_some(Ticket::NONE.answer),
             (Side::Opener, _) => is_right(&stream.ticket.answer).then_some(Ticket::NONE.answer),
@@ -97,11 +105,19 @@ impl Streams {
             return true;
         }
         self.stats.unproven += 1;
-        if self.said.is_none_or(|at| now.since(at) >= T_SAY) {
-            self.said = Some(now);
+        if self.may_say(now) {
             let peer = way.map(|way| way.peer);
             tracing::warn!(?peer, "toe: a host does not show in a stream what it was told");
         }
         false
+    }
+
+    /// Whether something is said of a host that is not believed, which then is.
+    pub(super) fn may_say(&mut self, now: Instant) -> bool {
+        let may = self.said.is_none_or(|at| now.since(at) >= T_SAY);
+        if may {
+            self.said = Some(now);
+        }
+        may
     }
 }

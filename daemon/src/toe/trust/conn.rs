@@ -8,7 +8,7 @@ use rustix::event::PollFlags;
 use rustls::Connection;
 use rustls::pki_types::CertificateDer;
 
-use super::proof::PROTOCOL;
+use super::Secured;
 
 /// Bytes that wait to be sent, at most.
 const WAITING_MAX: usize = 64 << 10;
@@ -19,16 +19,18 @@ const READS_PER_TURN: usize = 4;
 #[derive(Debug)]
 pub(super) struct Conn {
     socket: TcpStream,
-    tls: Connection,
+    tls: Box<Connection>,
+    /// What is to be spoken over it.
+    protocol: &'static [u8],
     /// The socket may have something.
     pub(super) is_ready: bool,
 }
 
 impl Conn {
     /// Over a socket that does not block, and may not be connected yet.
-    pub(super) fn new(socket: OwnedFd, mut tls: Connection) -> Self {
+    pub(super) fn new(socket: OwnedFd, mut tls: Connection, protocol: &'static [u8]) -> Self {
         tls.set_buffer_limit(Some(WAITING_MAX));
-        Self { socket: socket.into(), tls, is_ready: true }
+        Self { socket: socket.into(), tls: Box::new(tls), protocol, is_ready: true }
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
@@ -70,7 +72,7 @@ impl Conn {
             }
         }
         self.flush().map_err(|e| e.to_string())?;
-        let is_it = |name: Option<&[u8]>| name == Some(PROTOCOL);
+        let is_it = |name: Option<&[u8]>| name == Some(self.protocol);
         if self.is_open() && !is_it(self.tls.alpn_protocol()) {
             return Err("it speaks something else over TLS".into());
         }
@@ -113,6 +115,11 @@ impl Conn {
     /// Whether all is sent.
     pub(super) fn is_flushed(&self) -> bool {
         !self.tls.wants_write()
+    }
+
+    /// It is somebody else's from now on.
+    pub(super) fn into_secured(self) -> Secured {
+        Secured { socket: self.socket, tls: self.tls }
     }
 
     /// What the other side shows.

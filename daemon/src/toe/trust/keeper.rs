@@ -2,7 +2,10 @@
 //! hears tickets.
 //!
 //! Whoever asks, asks with a byte for so many tickets; whoever was connected to tells them, 64
-//! bytes each. Nothing else is said.
+//! bytes each. Nothing else is said. If streams go by TLS (`streams`), there are no tickets, and a
+//! connection is the worker's as soon as both hosts have shown who they are.
+
+mod streams;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -23,9 +26,10 @@ use rustls::{ClientConnection, ServerConnection};
 
 use super::conn::Conn;
 use super::proof::{Proof, is_of};
-use super::{News, ProofDoors, SECRET_LEN, Ticket, Way, Wish};
+use super::{News, Opening, ProofDoors, SECRET_LEN, Ticket, Way, Wish};
 use crate::broker::dialer::{Dialer, Undialed};
 use crate::timer::monotonic_now;
+use streams::{ACCEPTED_MAX, ACCEPTED_OF_ONE_MAX, Handshakes};
 
 /// A host that connects has shown what it has to show within this.
 const T_SHOW: Duration = Duration::from_secs(5);
@@ -98,6 +102,8 @@ pub(super) struct Keeper {
     wanted: BTreeMap<Way, u64>,
     strangers: Vec<Telling>,
     telling: BTreeMap<Way, Telling>,
+    /// Of streams that go by TLS.
+    handshakes: Handshakes,
     /// When something was said about a way.
     said: BTreeMap<Way, Instant>,
     /// When files are looked at.
@@ -129,6 +135,7 @@ impl Keeper {
             wanted: BTreeMap::new(),
             strangers: Vec::new(),
             telling: BTreeMap::new(),
+            handshakes: Handshakes::default(),
             said: BTreeMap::new(),
             look: monotonic_now() + T_LOOK,
             accepts: Instant::ZERO,
@@ -151,6 +158,8 @@ impl Keeper {
             self.handle_wish(now, wish)?;
         }
         self.take_dialed(now)?;
+        self.shake_hands(now)?;
+        self.begin_streams(now);
         self.accept(now);
         let asking: Vec<_> = self.asking.keys().copied().collect();
         for way in asking {
@@ -174,7 +183,8 @@ impl Keeper {
         let now = monotonic_now();
         let conns = || {
             let asking = self.asking.values().filter_map(|it| it.conn.as_ref());
-            let asking = asking.map(|conn| (conn, conn.interest()));
+            let begun = self.handshakes.begun.values().filter_map(|it| it.conn.as_ref());
+            let asking = asking.chain(begun).map(|conn| (conn, conn.interest()));
             let telling = self.strangers.iter().chain(self.telling.values());
             asking.chain(telling.map(|it| (&it.conn, it.interest())))
         };
@@ -186,6 +196,7 @@ impl Keeper {
         let first = fds.len();
         fds.extend(conns().map(|(conn, flags)| PollFd::from_borrowed_fd(conn.fd(), flags)));
         let ends = self.asking.values().map(|it| it.until);
+        let ends = ends.chain(self.handshakes.begun.values().map(|it| it.until));
         let telling = self.strangers.iter().chain(self.telling.values());
         let ends = ends.chain(telling.map(|it| it.rests.unwrap_or(it.until)));
         let due =
@@ -195,6 +206,8 @@ impl Keeper {
         let _ = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
         let ready: Vec<_> = fds[first..].iter().map(|fd| !fd.revents().is_empty()).collect();
         let asking = self.asking.values_mut().filter_map(|it| it.conn.as_mut());
+        let begun = self.handshakes.begun.values_mut().filter_map(|it| it.conn.as_mut());
+        let asking = asking.chain(begun);
         let telling = self.strangers.iter_mut().chain(self.telling.values_mut());
         let all = asking.chain(telling.map(|it| &mut it.conn));
         all.zip(ready).for_each(|(conn, is_ready)| conn.is_ready |= is_ready);
@@ -224,7 +237,7 @@ impl Keeper {
         for way in self.asking.keys().copied().collect::<Vec<_>>() {
             self.end(way)?;
         }
-        Ok(())
+        self.end_handshakes(None)
     }
 
     fn handle_wish(&mut self, now: Instant, wish: Wish) -> Result<(), Gone> {
@@ -241,7 +254,9 @@ impl Keeper {
                     self.end(way)?;
                 }
                 self.said.retain(|way, _| way.peer != peer);
+                self.end_handshakes(Some(peer))?;
             }
+            Wish::Stream(way, tag) => self.want_stream(now, way, tag)?,
             Wish::Tickets(way, wanted) => {
                 self.wanted.insert(way, wanted);
                 if !self.asking.contains_key(&way) {
@@ -284,9 +299,16 @@ impl Keeper {
                          {e}\n    fix: restart nightporterd"
                     );
                     self.dialer = None;
+                    if self.proof.config().encrypts() {
+                        self.post(News::Opening(Opening::Shut))?;
+                    }
                     break;
                 }
             };
+            if self.proof.config().encrypts() {
+                self.meet_stream(now, tag, socket)?;
+                continue;
+            }
             let Some((way, asking)) = self.asking.iter_mut().find(|(_, it)| it.tag == tag) else {
                 continue; // nobody waits for it any more
             };
@@ -302,9 +324,9 @@ impl Keeper {
                     continue;
                 }
             };
-            let client = Arc::clone(&self.proof.config().client);
-            match ClientConnection::new(client, ServerName::from(way.peer)) {
-                Ok(tls) => asking.conn = Some(Conn::new(socket, tls.into())),
+            let proof = self.proof.config();
+            match ClientConnection::new(Arc::clone(&proof.client), ServerName::from(way.peer)) {
+                Ok(tls) => asking.conn = Some(Conn::new(socket, tls.into(), proof.protocol)),
                 Err(e) => self.lose(now, way, &e.to_string())?,
             }
         }
@@ -368,6 +390,10 @@ impl Keeper {
         if now < self.accepts {
             return;
         }
+        let proof = self.proof.config();
+        let encrypts = proof.encrypts();
+        let most = if encrypts { ACCEPTED_MAX } else { STRANGERS_MAX };
+        let most_of_one = if encrypts { ACCEPTED_OF_ONE_MAX } else { STRANGERS_OF_ONE_MAX };
         for (own, listener) in &self.listeners {
             for _ in 0..ACCEPTS_PER_TURN {
                 let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -385,17 +411,17 @@ impl Keeper {
                 let peer = peer.filter(|peer| self.peers.contains(peer));
                 let of_one =
                     |peer: &IpAddr| self.strangers.iter().filter(|it| it.way.peer == *peer).count();
-                let has_room = |peer: &IpAddr| {
-                    self.strangers.len() < STRANGERS_MAX && of_one(peer) < STRANGERS_OF_ONE_MAX
-                };
-                let server = ServerConnection::new(Arc::clone(&self.proof.config().server));
+                let has_room =
+                    |peer: &IpAddr| self.strangers.len() < most && of_one(peer) < most_of_one;
+                let server = ServerConnection::new(Arc::clone(&proof.server));
                 let (Some(peer), Ok(tls)) = (peer.filter(has_room), server) else {
                     self.refused.fetch_add(1, Ordering::Relaxed);
                     continue;
                 };
-                let conn = Conn::new(socket, tls.into());
+                let conn = Conn::new(socket, tls.into(), proof.protocol);
                 let (way, until) = (Way { own: *own, peer }, now + T_SHOW);
-                self.strangers.push(Telling { way, conn, until, rests: None });
+                let rests = if encrypts { self.handshakes.pace(now, peer) } else { None };
+                self.strangers.push(Telling { way, conn, until, rests });
             }
         }
     }
@@ -405,6 +431,7 @@ impl Keeper {
             let way = stranger.way;
             match stranger.shows(now) {
                 Ok(false) => self.strangers.push(stranger),
+                Ok(true) if self.proof.config().encrypts() => self.pass_on(stranger)?,
                 Ok(true) if self.telling.len() >= CONNS_MAX => {
                     self.refused.fetch_add(1, Ordering::Relaxed);
                 }
@@ -509,7 +536,10 @@ impl Telling {
         if self.until <= now {
             return Err("it takes too long".into());
         }
-        if self.conn.is_ready {
+        if self.rests.is_some_and(|until| until <= now) {
+            (self.rests, self.conn.is_ready) = (None, true);
+        }
+        if self.conn.is_ready && self.rests.is_none() {
             self.conn.turn()?;
         }
         if !self.conn.is_open() {

@@ -15,6 +15,13 @@
 //!    key and a channel with an end; the worker never waits, the thread may.
 //! 3. Tickets are shown to the worker before they are told to the other host, so none comes too
 //!    early.
+//!
+//! # Streams by TLS
+//!
+//! With `encrypt` there are no tickets: each stream is a connection of TLS itself, at the same
+//! port, and told from the others by what it says it speaks (`proof`). The thread does the whole
+//! handshake, and the worker gets what is [`Secured`]: it sees nothing of who has not shown the
+//! certificate for its address.
 
 mod conn;
 mod keeper;
@@ -23,7 +30,7 @@ mod proof;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, TcpStream};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,6 +38,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 
 use nightporter_registry::mail::{Bell, Outbox, mail};
 use nightporter_registry::tls::Tls;
+use rustls::Connection;
 
 use crate::broker::dialer::Dialer;
 use keeper::Keeper;
@@ -89,11 +97,33 @@ pub(crate) struct ProofDoors {
     pub(crate) files: Tls<Proof>,
 }
 
+/// A connection over TLS on which both sides have shown who they are, and which waits for nothing.
+/// It keeps 64 KiB at most of what is to be sent.
+#[derive(Debug)]
+pub(super) struct Secured {
+    pub(super) socket: TcpStream,
+    pub(super) tls: Box<Connection>,
+}
+
+/// What became of streams that go by TLS.
+#[derive(Debug)]
+pub(super) enum Opening {
+    /// The one with this tag has begun.
+    Begun(u64, Secured),
+    /// It has not. `true`: which says nothing of the other host.
+    Failed(u64, bool),
+    /// Another host has begun one.
+    Came(Way, Secured),
+    /// None can be begun any more.
+    Shut,
+}
+
 /// What a wish is about: of each the last counts.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 enum Topic {
     Peer(IpAddr),
     Way(Way),
+    Stream(u64),
 }
 
 /// What the worker wants.
@@ -103,6 +133,8 @@ enum Wish {
     Peer(IpAddr, bool),
     /// So many tickets, since the start.
     Tickets(Way, u64),
+    /// A stream, with this tag.
+    Stream(Way, u64),
 }
 
 /// What the thread has to say.
@@ -116,6 +148,8 @@ enum News {
     Told(Way, Vec<Ticket>),
     /// Those that it was told are good for nothing any more.
     Forget(Way),
+    /// Of streams that go by TLS.
+    Opening(Opening),
 }
 
 /// What the worker has to do something about.
@@ -146,6 +180,9 @@ pub(super) struct Trust {
     wishes: Outbox<Topic, Wish>,
     news: Receiver<News>,
     events: VecDeque<Event>,
+    openings: VecDeque<Opening>,
+    /// Streams go by TLS.
+    encrypts: bool,
     bell: Bell,
     refused: Arc<AtomicU64>,
 }
@@ -160,6 +197,7 @@ impl Trust {
         let (wishes, inbox) = mail(&near, &far);
         let (tell, news) = sync_channel(NEWS_MAX);
         let refused = Arc::new(AtomicU64::new(0));
+        let encrypts = doors.files.config().encrypts();
         let keeper = Keeper::new(doors, (far, inbox), (near.clone(), tell), Arc::clone(&refused));
         std::thread::Builder::new().name("trust".into()).spawn(|| keeper.run())?;
         Ok(Self {
@@ -169,6 +207,8 @@ impl Trust {
             wishes,
             news,
             events: VecDeque::new(),
+            openings: VecDeque::new(),
+            encrypts,
             bell: near,
             refused,
         })
@@ -182,6 +222,17 @@ impl Trust {
     /// Connections at the door where hosts prove who they are, of those that did not.
     pub(super) fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Whether streams go by TLS: then there are no tickets.
+    pub(super) const fn encrypts(&self) -> bool {
+        self.encrypts
+    }
+
+    /// A stream is wanted on this way: [`Opening::Begun`] or [`Opening::Failed`] says what became
+    /// of it.
+    pub(super) fn open(&mut self, way: Way, tag: u64) {
+        self.wishes.post(Topic::Stream(tag), Wish::Stream(way, tag));
     }
 
     /// Guests are registered there, or not any more.
@@ -226,7 +277,7 @@ impl Trust {
             let Ok(news) = self.news.try_recv() else { break };
             self.handle_news(news);
         }
-        if !self.events.is_empty() {
+        if !self.events.is_empty() || !self.openings.is_empty() {
             self.bell.ring(); // if nobody looks at them now
         }
     }
@@ -253,6 +304,7 @@ impl Trust {
                 told.drain(..old);
             }
             News::Forget(way) => drop(self.told.remove(&way)),
+            News::Opening(opening) => self.openings.push_back(opening),
         }
     }
 
@@ -260,6 +312,12 @@ impl Trust {
     #[must_use]
     pub(super) fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
+    }
+
+    /// What became of streams that go by TLS, behind [`Self::hear`].
+    #[must_use]
+    pub(super) fn poll_opening(&mut self) -> Option<Opening> {
+        self.openings.pop_front()
     }
 }
 
@@ -284,6 +342,8 @@ mod tests {
             wishes,
             news,
             events: VecDeque::new(),
+            openings: VecDeque::new(),
+            encrypts: false,
             bell,
             refused: Arc::default(),
         };

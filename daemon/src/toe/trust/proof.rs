@@ -11,23 +11,39 @@ use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, ServerConfig};
 
-/// What is spoken over TLS: who has such a certificate for something else does not speak this.
-pub(super) const PROTOCOL: &[u8] = b"nightporter-toe/1";
+/// What is spoken over TLS: who has such a certificate for something else does not speak this. A
+/// host speaks the first or, with `encrypt`, the second: so one with it and one without know that
+/// they have nothing to say to each other before either has said anything.
+const TICKETS: &[u8] = b"nightporter-toe/1";
+const STREAM: &[u8] = b"nightporter-toe-stream/1";
 
 /// What this host shows, and whom it believes.
 #[derive(Debug)]
 pub(crate) struct Proof {
     pub(super) client: Arc<ClientConfig>,
     pub(super) server: Arc<ServerConfig>,
+    pub(super) protocol: &'static [u8],
     own: CertificateDer<'static>,
 }
 
 impl Proof {
-    /// Reads it.
+    /// Reads it, to tell and hear tickets.
     ///
     /// # Errors
     /// The first file that is wrong.
-    pub(crate) fn read(files: &Files) -> Result<Self, TlsError> {
+    pub(crate) fn of_tickets(files: &Files) -> Result<Self, TlsError> {
+        Self::read(files, TICKETS)
+    }
+
+    /// Likewise, for streams that go by TLS themselves.
+    ///
+    /// # Errors
+    /// As of that.
+    pub(crate) fn of_streams(files: &Files) -> Result<Self, TlsError> {
+        Self::read(files, STREAM)
+    }
+
+    fn read(files: &Files, protocol: &'static [u8]) -> Result<Self, TlsError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let roots = Arc::new(files.read_ca()?);
         let wrong = |e: rustls::Error| files.own_is_wrong(&e);
@@ -52,9 +68,14 @@ impl Proof {
         // Each connection is proved anew, by the certificates of now.
         server.send_tls13_tickets = 0;
         client.resumption = Resumption::disabled();
-        server.alpn_protocols = vec![PROTOCOL.to_vec()];
-        client.alpn_protocols = vec![PROTOCOL.to_vec()];
-        Ok(Self { client: Arc::new(client), server: Arc::new(server), own: first })
+        server.alpn_protocols = vec![protocol.to_vec()];
+        client.alpn_protocols = vec![protocol.to_vec()];
+        Ok(Self { client: Arc::new(client), server: Arc::new(server), protocol, own: first })
+    }
+
+    /// Whether streams go by TLS.
+    pub(super) fn encrypts(&self) -> bool {
+        self.protocol == STREAM
     }
 
     /// Whether what this host shows is for this address.

@@ -1,0 +1,508 @@
+//! What a stream's bytes go through: a socket, or TLS over it.
+//!
+//! A [`Sealed`] one has buffers of its own between the socket and whoever asks:
+//!
+//! - Records are read from the socket only while no plaintext is left, so what has no place with
+//!   its guest stays in the kernel, but for one read. Nobody waits for an event with plaintext in
+//!   hand: `WouldBlock` means that the socket was asked and had nothing.
+//! - Bytes are encrypted only when all before them are with the socket, at most [`SEALED_AT_ONCE`]
+//!   of them. Those that the socket has not taken are [`Pipe::held`] and count as waiting; all
+//!   others wait in the stream, as bytes for a plain socket do.
+//!
+//! Keys are changed by rustls before it has used them too often. An end of the other side's is an
+//! end of the stream, whether it was said (close_notify) or not: a connection of guests that has
+//! not ended by then is lost.
+
+use std::io::{self, BufRead, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::{read, write};
+use rustls::Connection;
+
+use super::STREAMS_MAX;
+use crate::toe::trust::Secured;
+
+/// Bytes that are encrypted at once: what rustls keeps at most ([`Secured`]).
+pub(super) const SEALED_AT_ONCE: usize = 64 << 10;
+/// Bytes that TLS takes for a stream at most: a record and what was decrypted of one, of short
+/// messages up to three times their bytes, and the state with the other host's certificate. What is
+/// to be sent counts as kept.
+const SEALED_BYTES: usize = 64 << 10;
+/// And for all streams.
+pub(crate) const SEALED_BYTES_MAX: usize = STREAMS_MAX * SEALED_BYTES;
+/// Reads in a row that bring no plaintext, at most: then others have their turn. A record may come
+/// in many.
+const READS_IN_VAIN: usize = 8;
+
+/// See the module's doc.
+#[derive(Debug)]
+pub(super) enum Pipe {
+    Plain(OwnedFd),
+    Sealed(Sealed),
+}
+
+/// A connection over TLS, whose handshake is done.
+#[derive(Debug)]
+pub(super) struct Sealed {
+    socket: TcpStream,
+    tls: Box<Connection>,
+    /// Of the bytes that were encrypted, about so many are not with the socket.
+    held: usize,
+    /// There may be more to read, and no event will say so.
+    has_more: bool,
+    /// What was wrong with it.
+    why: Option<String>,
+}
+
+impl Pipe {
+    /// Reads what is there into `bytes`, which are some. 0: its end.
+    ///
+    /// # Errors
+    /// The socket's, and `InvalidData`.
+    pub(super) fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(socket) => Ok(read(socket, bytes)?),
+            Self::Sealed(it) => {
+                it.fill()?;
+                it.tls.reader().read(bytes)
+            }
+        }
+    }
+
+    /// Takes some of these bytes, in their order; how many.
+    ///
+    /// # Errors
+    /// As of [`Self::read`].
+    pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(socket) => Ok(write(socket, bytes)?),
+            Self::Sealed(it) => it.write(bytes),
+        }
+    }
+
+    /// Of the bytes that it has taken, those that the socket has not: no more than were taken last.
+    pub(super) const fn held(&self) -> usize {
+        match self {
+            Self::Plain(_) => 0,
+            Self::Sealed(it) => it.held,
+        }
+    }
+
+    /// Whether bytes are encrypted.
+    pub(super) const fn is_sealed(&self) -> bool {
+        matches!(self, Self::Sealed(_))
+    }
+
+    /// Whether there may be more to read of which no event tells. Once.
+    pub(super) fn take_more(&mut self) -> bool {
+        match self {
+            Self::Plain(_) => false,
+            Self::Sealed(it) => std::mem::take(&mut it.has_more),
+        }
+    }
+
+    /// What was wrong with TLS, if something was.
+    pub(super) fn why(&self) -> Option<&str> {
+        match self {
+            Self::Plain(_) => None,
+            Self::Sealed(it) => it.why.as_deref(),
+        }
+    }
+}
+
+impl AsFd for Pipe {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Plain(socket) => socket.as_fd(),
+            Self::Sealed(it) => it.socket.as_fd(),
+        }
+    }
+}
+
+impl From<OwnedFd> for Pipe {
+    fn from(socket: OwnedFd) -> Self {
+        Self::Plain(socket)
+    }
+}
+
+impl From<Secured> for Pipe {
+    fn from(Secured { socket, tls }: Secured) -> Self {
+        let held = usize::from(tls.wants_write()); // the last of the handshake
+        Self::Sealed(Sealed { socket, tls, held, has_more: false, why: None })
+    }
+}
+
+impl Sealed {
+    /// Sees to it that there is plaintext.
+    ///
+    /// # Errors
+    /// WouldBlock: there is none now. UnexpectedEof and others: its end.
+    fn fill(&mut self) -> io::Result<()> {
+        if self.why.is_some() {
+            return Err(ErrorKind::InvalidData.into());
+        }
+        for _ in 0..READS_IN_VAIN {
+            match self.tls.reader().into_first_chunk() {
+                Ok([]) => return Err(ErrorKind::UnexpectedEof.into()), // close_notify
+                Ok(_) => return Ok(()),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => {}
+                Err(e) => return Err(e),
+            }
+            if self.tls.read_tls(&mut self.socket)? == 0 {
+                return Err(ErrorKind::UnexpectedEof.into());
+            }
+            if let Err(e) = self.tls.process_new_packets() {
+                let _ = self.flush(); // the other host is told why
+                self.why = Some(e.to_string());
+                return Err(io::Error::new(ErrorKind::InvalidData, e));
+            }
+        }
+        // It may have come with the last read; a read more that finds nothing does no harm.
+        self.has_more = true;
+        Err(ErrorKind::WouldBlock.into())
+    }
+
+    /// Passes on plaintext, `len` bytes at most, to `take`, which has the number of bytes before;
+    /// how many. `false` of that: there is no place for them.
+    ///
+    /// # Errors
+    /// As of [`Self::fill`], if there was none; `Other` if there is no place.
+    pub(super) fn deliver(
+        &mut self,
+        len: usize,
+        mut take: impl FnMut(usize, &[u8]) -> bool,
+    ) -> io::Result<usize> {
+        let mut done = 0;
+        while done < len {
+            match self.fill() {
+                Ok(()) => {}
+                Err(e) if done == 0 => return Err(e),
+                Err(_) => break, // it is so the next time, too
+            }
+            let mut reader = self.tls.reader();
+            let chunk = reader.fill_buf()?;
+            let now = chunk.len().min(len - done);
+            if !take(done, &chunk[..now]) {
+                return Err(ErrorKind::Other.into());
+            }
+            reader.consume(now);
+            done += now;
+        }
+        Ok(done)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.flush()?;
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        let now = bytes.len().min(SEALED_AT_ONCE);
+        let taken = self.tls.writer().write(&bytes[..now])?;
+        self.held = taken;
+        match self.flush() {
+            Err(e) if e.kind() != ErrorKind::WouldBlock => Err(e),
+            _ => Ok(taken),
+        }
+    }
+
+    /// Gives the socket what was encrypted.
+    ///
+    /// # Errors
+    /// The socket's. WouldBlock: it has not taken all.
+    fn flush(&mut self) -> io::Result<()> {
+        while self.tls.wants_write() {
+            let given = self.tls.write_tls(&mut self.socket);
+            if given.as_ref().is_err_and(|e| e.kind() == ErrorKind::Interrupted) {
+                continue;
+            }
+            // What records add is not counted: so it is never more than what was encrypted, nor
+            // grows.
+            self.held = self.held.saturating_sub(*given.as_ref().unwrap_or(&0)).max(1);
+            if given? == 0 {
+                return Err(ErrorKind::WriteZero.into());
+            }
+        }
+        self.held = 0;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::sync::Arc;
+
+    use rustix::io::ioctl_fionread;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use rustls::client::Resumption;
+    use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+    use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
+    use rustls::sign::{CertifiedKey, SingleCertAndKey};
+    use rustls::{
+        ClientConfig, ClientConnection, DigitallySignedStruct, Error, ServerConfig,
+        ServerConnection, SignatureScheme,
+    };
+
+    use super::*;
+
+    /// Who believes everything: here it is not about that.
+    #[derive(Debug)]
+    struct Credulous;
+
+    impl ServerCertVerifier for Credulous {
+        fn verify_server_cert(
+            &self,
+            _: &CertificateDer<'_>,
+            _: &[CertificateDer<'_>],
+            _: &ServerName<'_>,
+            _: &[u8],
+            _: UnixTime,
+        ) -> Result<ServerCertVerified, Error> {
+            Ok(ServerCertVerified::assertion())
+        }
+
+        fn verify_tls12_signature(
+            &self,
+            _: &[u8],
+            _: &CertificateDer<'_>,
+            _: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            Ok(HandshakeSignatureValid::assertion())
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            _: &[u8],
+            _: &CertificateDer<'_>,
+            _: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            Ok(HandshakeSignatureValid::assertion())
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            vec![SignatureScheme::ED25519]
+        }
+    }
+
+    /// Of which the server tells the client so many tickets, which are for nobody.
+    fn ends(tickets: usize) -> (Connection, Connection) {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(Arc::clone(&provider));
+        let client = config.with_protocol_versions(&[&rustls::version::TLS13]).unwrap();
+        let client = client.dangerous().with_custom_certificate_verifier(Arc::new(Credulous));
+        let mut client = client.with_no_client_auth();
+        client.resumption = Resumption::disabled();
+        // PKCS #8 of an Ed25519 key (RFC 8410 section 7), which is 32 bytes of 7.
+        let head = [0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
+        let key = PrivatePkcs8KeyDer::from([&head[..], &[7; 32]].concat());
+        let key = rustls::crypto::ring::sign::any_eddsa_type(&key).unwrap();
+        let key = CertifiedKey::new(vec![CertificateDer::from(vec![7; 100])], key);
+        let config = ServerConfig::builder_with_provider(provider);
+        let server = config.with_protocol_versions(&[&rustls::version::TLS13]).unwrap();
+        let server = server.with_no_client_auth();
+        let mut server = server.with_cert_resolver(Arc::new(SingleCertAndKey::from(key)));
+        server.send_tls13_tickets = tickets;
+        let client = ClientConnection::new(Arc::new(client), ServerName::try_from("h").unwrap());
+        (client.unwrap().into(), ServerConnection::new(Arc::new(server)).unwrap().into())
+    }
+
+    /// The other end of a sealed pipe.
+    pub(in super::super) struct Other {
+        pub(in super::super) socket: TcpStream,
+        pub(in super::super) tls: Connection,
+    }
+
+    impl Other {
+        /// The records with these bytes.
+        pub(in super::super) fn seal(&mut self, bytes: &[u8]) -> Vec<u8> {
+            self.tls.writer().write_all(bytes).unwrap();
+            let mut records = Vec::new();
+            while self.tls.wants_write() {
+                self.tls.write_tls(&mut records).unwrap();
+            }
+            records
+        }
+    }
+
+    /// A sealed pipe over these sockets, which do not block, and its other end.
+    pub(in super::super) fn sealed(sockets: (OwnedFd, OwnedFd)) -> (Pipe, Other) {
+        sealed_with(sockets, 0)
+    }
+
+    fn sealed_with((ours, theirs): (OwnedFd, OwnedFd), tickets: usize) -> (Pipe, Other) {
+        let (mut client, mut server) = ends(tickets);
+        let mut sockets = [TcpStream::from(ours), TcpStream::from(theirs)];
+        while client.is_handshaking() || server.is_handshaking() {
+            for (tls, socket) in [&mut client, &mut server].into_iter().zip(&mut sockets) {
+                while tls.wants_write() {
+                    tls.write_tls(socket).unwrap();
+                }
+                if tls.read_tls(socket).is_ok() {
+                    tls.process_new_packets().unwrap();
+                }
+            }
+        }
+        let [ours, theirs] = sockets;
+        client.set_buffer_limit(Some(SEALED_AT_ONCE));
+        server.set_buffer_limit(None);
+        let pipe = Secured { socket: ours, tls: Box::new(client) }.into();
+        (pipe, Other { socket: theirs, tls: server })
+    }
+
+    pub(in super::super) fn sockets() -> (OwnedFd, OwnedFd) {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap()
+    }
+
+    fn would_block<T>(result: io::Result<T>) -> bool {
+        result.is_err_and(|e| e.kind() == ErrorKind::WouldBlock)
+    }
+
+    fn of(pipe: &mut Pipe) -> &mut Sealed {
+        let Pipe::Sealed(it) = pipe else { panic!("it is sealed") };
+        it
+    }
+
+    #[test]
+    fn plaintext_that_waits_is_found_though_the_socket_has_nothing_more() {
+        let (mut pipe, mut other) = sealed(sockets());
+        assert!(would_block(pipe.read(&mut [0; 9])));
+        let said: Vec<u8> = (0..50_000_u32).map(|n| n.to_le_bytes()[0]).collect();
+        let records = other.seal(&said);
+        other.socket.write_all(&records).unwrap();
+        let mut got = Vec::<u8>::new();
+        while got.len() < said.len() {
+            // In parts that are no record's, and now and then there is no place.
+            let no_place = of(&mut pipe).deliver(7, |_, _| false);
+            assert_eq!(no_place.unwrap_err().kind(), ErrorKind::Other);
+            let before = got.len();
+            let take = |at, bytes: &[u8]| {
+                assert_eq!(before + at, got.len());
+                got.extend(bytes);
+                true
+            };
+            let len = of(&mut pipe).deliver(20_001, take).unwrap();
+            assert_eq!(len, 20_001.min(said.len() - before), "all that there is");
+        }
+        assert_eq!(got, said);
+        assert!(would_block(of(&mut pipe).deliver(1, |_, _| true)) && !pipe.take_more());
+    }
+
+    #[test]
+    fn who_says_nothing_in_many_records_is_left_for_a_while_and_not_forgotten() {
+        let (mut pipe, mut other) = sealed_with(sockets(), 500);
+        let rest = other.seal(&[]);
+        other.socket.write_all(&rest).unwrap();
+        let mut turns = 0;
+        loop {
+            let nothing = pipe.read(&mut [0; 9]).unwrap_err();
+            assert_eq!(nothing.kind(), ErrorKind::WouldBlock, "{nothing}");
+            if !pipe.take_more() {
+                break;
+            }
+            turns += 1;
+        }
+        assert!(turns > 0, "{turns}");
+        // One that is half there is no reason to look again at once.
+        let records = other.seal(&[1; 9000]);
+        let (first, second) = records.split_at(5000);
+        other.socket.write_all(first).unwrap();
+        assert!(would_block(pipe.read(&mut [0; 9])) && !pipe.take_more());
+        other.socket.write_all(second).unwrap();
+        assert_eq!(pipe.read(&mut [0; 9000]).unwrap(), 9000);
+    }
+
+    #[test]
+    fn keys_that_the_other_host_changes_are_changed() {
+        let (mut pipe, mut other) = sealed(sockets());
+        for n in 0..100 {
+            other.tls.refresh_traffic_keys().unwrap();
+            let records = other.seal(&[n]);
+            other.socket.write_all(&records).unwrap();
+            let mut got = [0];
+            assert_eq!((pipe.read(&mut got).unwrap(), got), (1, [n]));
+            // It is answered by a change of its own, before the next bytes.
+            assert_eq!(pipe.write(&[n, n]).unwrap(), 2);
+            other.tls.read_tls(&mut other.socket).unwrap();
+            other.tls.process_new_packets().unwrap();
+            let mut got = [0; 9];
+            assert_eq!((other.tls.reader().read(&mut got).unwrap(), got[0]), (2, n));
+        }
+    }
+
+    #[test]
+    fn a_byte_that_was_changed_is_the_end_and_no_byte_behind_it_comes() {
+        // The kind of the outer record is no part of what is protected (RFC 8446 section 5.2).
+        for (at, matters) in [(0, false), (3, true), (5, true), (6, true), (50, true), (121, true)]
+        {
+            let (mut pipe, mut other) = sealed(sockets());
+            let mut records = other.seal(&[1; 10]);
+            let first = records.len();
+            records.extend(other.seal(&[2; 100]));
+            records.extend(other.seal(&[3; 10]));
+            records[first + at] ^= 1;
+            other.socket.write_all(&records).unwrap();
+            drop(other);
+            let mut got = Vec::<u8>::new();
+            let mut read = || {
+                let mut bytes = [0; 200];
+                let len = pipe.read(&mut bytes)?;
+                got.extend(&bytes[..len]);
+                Ok::<_, io::Error>(len)
+            };
+            while read().is_ok_and(|len| len > 0) {}
+            assert!(read().is_err(), "and stays so");
+            let whole = [&[1; 10][..], &[2; 100], &[3; 10]].concat();
+            let comes = if matters { &whole[..10] } else { &whole };
+            assert!(comes.starts_with(&got) && (matters || got == comes), "byte {at}: {got:?}");
+        }
+    }
+
+    #[test]
+    fn what_the_socket_does_not_take_is_held_and_is_bounded() {
+        let (mut pipe, mut other) = sealed(sockets());
+        let said: Vec<u8> = (0..2_000_000_u32).map(|n| n.to_le_bytes()[1]).collect();
+        let (mut rest, mut got, mut was_held) = (&said[..], Vec::<u8>::new(), false);
+        let (mut taken, sent) = (0, |rest: &[u8]| said.len() - rest.len());
+        while got.len() < said.len() {
+            let before = rest.len() + pipe.held();
+            match pipe.write(rest) {
+                Ok(len) => rest = &rest[len..],
+                Err(e) => assert_eq!(e.kind(), ErrorKind::WouldBlock),
+            }
+            assert!(pipe.held() <= SEALED_AT_ONCE && rest.len() + pipe.held() <= before);
+            was_held |= pipe.held() > 0;
+            // Nothing is anywhere else, and records add a little.
+            let on_its_way = usize::try_from(ioctl_fionread(&other.socket).unwrap()).unwrap();
+            let known = pipe.held() + on_its_way + taken;
+            assert!((sent(rest)..sent(rest) * 11 / 10 + 100).contains(&known), "{known}");
+            let mut bytes = vec![0; 30_000];
+            if let Ok(len) = other.tls.read_tls(&mut other.socket) {
+                taken += len;
+                other.tls.process_new_packets().unwrap();
+            }
+            while let Ok(len) = other.tls.reader().read(&mut bytes) {
+                got.extend(&bytes[..len]);
+            }
+        }
+        assert!(got == said && was_held && pipe.held() == 0 && rest.is_empty());
+    }
+
+    #[test]
+    fn an_end_is_one_whether_it_was_said_or_not() {
+        for is_said in [true, false] {
+            let (mut pipe, mut other) = sealed(sockets());
+            let mut records = other.seal(b"last");
+            if is_said {
+                other.tls.send_close_notify();
+                records.extend(other.seal(&[]));
+            }
+            other.socket.write_all(&records).unwrap();
+            let _open = is_said.then_some(other); // or it is closed
+            assert_eq!(pipe.read(&mut [0; 9]).unwrap(), 4);
+            for _ in 0..2 {
+                assert_eq!(pipe.read(&mut [0; 9]).unwrap_err().kind(), ErrorKind::UnexpectedEof);
+            }
+        }
+    }
+}

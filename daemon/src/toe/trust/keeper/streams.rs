@@ -1,0 +1,245 @@
+//! Streams that go by TLS: their handshakes, of those begun here and of those accepted.
+//!
+//! # Bounds
+//!
+//! - This host has [`BEGUN_TO_ONE_MAX`] handshakes with another one under way at once, and begins
+//!   the next when one is done. The other host has at most twice as many from this one: it has
+//!   answered each of them once, for it to be done here, and looks at what came before it accepts
+//!   more. So an honest host is not refused any ([`ACCEPTED_OF_ONE_MAX`]).
+//! - A host's handshakes are served at a rate ([`T_HANDSHAKE`]), those beyond it later. Of a host
+//!   that begins more than it may have under way the others are hung up on.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use nightporter_core::time::{Duration, Instant};
+use nightporter_registry::mail::Gone;
+use rustls::ClientConnection;
+use rustls::pki_types::ServerName;
+
+use super::{Keeper, Telling};
+use crate::broker::dialer::Undialed;
+use crate::toe::trust::conn::Conn;
+use crate::toe::trust::{News, Opening, Way};
+
+/// A host that is connected to has shown what it has to show within this: a program waits for it.
+const T_BEGIN: Duration = Duration::from_secs(2);
+/// A host has a handshake served in such a time, on average: 500 in a second. One with keys for
+/// P-256 took a core 0.3 ms at each side. So long is saved up: this many may come together.
+const T_HANDSHAKE: Duration = Duration::from_millis(2);
+const T_SAVED: Duration = T_HANDSHAKE.saturating_mul(32);
+/// Handshakes under way that were begun here, and of these with one host.
+const BEGUN_MAX: usize = 256;
+const BEGUN_TO_ONE_MAX: usize = 16;
+/// And that others have begun.
+pub(super) const ACCEPTED_MAX: usize = 256;
+pub(super) const ACCEPTED_OF_ONE_MAX: usize = 2 * BEGUN_TO_ONE_MAX;
+
+/// What is said when one fails.
+const NO_STREAM: &str = "no encrypted stream to a host: its guests are reached by guest TCP";
+
+/// One that was begun here.
+pub(super) struct Beginning {
+    way: Way,
+    /// `None`: it is being dialed.
+    pub(super) conn: Option<Conn>,
+    /// When it ends.
+    pub(super) until: Instant,
+}
+
+/// See the module's doc.
+#[derive(Default)]
+pub(super) struct Handshakes {
+    /// Those that wait for others to be done, by their tags, until then.
+    queued: BTreeMap<Way, VecDeque<(u64, Instant)>>,
+    pub(super) begun: BTreeMap<u64, Beginning>,
+    /// For each host, when the next one that it begins is served at the average rate.
+    paced: BTreeMap<IpAddr, Instant>,
+    /// Hosts of which it was said that they have proved who they are.
+    proven: BTreeSet<IpAddr>,
+}
+
+impl Handshakes {
+    /// One more was accepted of this host: when it is served. `None`: now.
+    pub(super) fn pace(&mut self, now: Instant, peer: IpAddr) -> Option<Instant> {
+        let saved = Instant::from_nanos(now.as_nanos().saturating_sub(T_SAVED.as_nanos()));
+        let before = self.paced.get(&peer).copied().unwrap_or(Instant::ZERO);
+        let at = before.max(saved) + T_HANDSHAKE;
+        self.paced.insert(peer, at);
+        (at > now).then_some(at)
+    }
+
+    fn begun_to(&self, peer: IpAddr) -> usize {
+        self.begun.values().filter(|it| it.way.peer == peer).count()
+    }
+}
+
+impl Keeper {
+    /// The worker wants a stream.
+    pub(super) fn want_stream(&mut self, now: Instant, way: Way, tag: u64) -> Result<(), Gone> {
+        if self.dialer.is_none() {
+            return self.fail(now, way, tag, "nobody connects any more: restart nightporterd");
+        }
+        self.handshakes.queued.entry(way).or_default().push_back((tag, now + T_BEGIN));
+        Ok(())
+    }
+
+    /// As many begin as may.
+    pub(super) fn begin_streams(&mut self, now: Instant) {
+        let Self { handshakes, dialer, .. } = self;
+        let Some(dialer) = dialer else { return };
+        let mut queued = std::mem::take(&mut handshakes.queued);
+        for (way, tags) in &mut queued {
+            // Nobody waits any more for those that are late.
+            tags.retain(|(_, until)| *until > now);
+            let room = BEGUN_TO_ONE_MAX.saturating_sub(handshakes.begun_to(way.peer));
+            let room = room.min(BEGUN_MAX.saturating_sub(handshakes.begun.len())).min(tags.len());
+            for (tag, until) in tags.drain(..room) {
+                dialer.ask(tag, way.own, way.peer);
+                handshakes.begun.insert(tag, Beginning { way: *way, conn: None, until });
+            }
+        }
+        queued.retain(|_, tags| !tags.is_empty());
+        handshakes.queued = queued;
+    }
+
+    /// One has a socket, or gets none.
+    pub(super) fn meet_stream(
+        &mut self,
+        now: Instant,
+        tag: u64,
+        socket: Result<OwnedFd, Undialed>,
+    ) -> Result<(), Gone> {
+        let Some(beginning) = self.handshakes.begun.get_mut(&tag) else {
+            return Ok(()); // nobody waits for it any more
+        };
+        let way = beginning.way;
+        let proof = self.proof.config();
+        let tls = socket.map(|socket| {
+            let tls = ClientConnection::new(Arc::clone(&proof.client), ServerName::from(way.peer));
+            tls.map(|tls| Conn::new(socket, tls.into(), proof.protocol))
+        });
+        match tls {
+            Ok(Ok(conn)) => beginning.conn = Some(conn),
+            Ok(Err(e)) => return self.refuse_stream(now, tag, &e.to_string()),
+            Err(Undialed::There) => return self.refuse_stream(now, tag, "cannot connect to it"),
+            Err(Undialed::Here(e)) => {
+                self.handshakes.begun.remove(&tag);
+                return self.fail(now, way, tag, &format!("this host cannot connect: {e}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Those that were begun here go on.
+    pub(super) fn shake_hands(&mut self, now: Instant) -> Result<(), Gone> {
+        for tag in self.handshakes.begun.keys().copied().collect::<Vec<_>>() {
+            let Some(beginning) = self.handshakes.begun.get_mut(&tag) else { continue };
+            let way = beginning.way;
+            match beginning.turn(now) {
+                Ok(false) => {}
+                Ok(true) => {
+                    let conn = self.handshakes.begun.remove(&tag).and_then(|it| it.conn);
+                    self.note_proven(way);
+                    if let Some(conn) = conn {
+                        let begun = Opening::Begun(tag, conn.into_secured());
+                        self.post(News::Opening(begun))?;
+                    }
+                }
+                Err(why) => self.refuse_stream(now, tag, &why)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// What the other host shows, or how it behaves, is wrong.
+    fn refuse_stream(&mut self, now: Instant, tag: u64, why: &str) -> Result<(), Gone> {
+        let Some(Beginning { way, .. }) = self.handshakes.begun.remove(&tag) else { return Ok(()) };
+        self.say(now, way, NO_STREAM, why);
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        self.post(News::Opening(Opening::Failed(tag, false)))
+    }
+
+    /// This host lacks something, which says nothing of the other one.
+    fn fail(&mut self, now: Instant, way: Way, tag: u64, why: &str) -> Result<(), Gone> {
+        self.say(now, way, NO_STREAM, why);
+        self.post(News::Opening(Opening::Failed(tag, true)))
+    }
+
+    /// Another host has begun one, and has shown what it has to show.
+    pub(super) fn pass_on(&mut self, stranger: Telling) -> Result<(), Gone> {
+        self.note_proven(stranger.way);
+        let came = Opening::Came(stranger.way, stranger.conn.into_secured());
+        self.post(News::Opening(came))
+    }
+
+    fn note_proven(&mut self, way: Way) {
+        if self.handshakes.proven.insert(way.peer) {
+            tracing::info!(peer = %way.peer, "toe: a host has proved who it is");
+        }
+    }
+
+    /// Certificates have changed, or no guests are registered at a host any more (those of this
+    /// one, then): what is under way has shown what does not hold.
+    pub(super) fn end_handshakes(&mut self, of: Option<IpAddr>) -> Result<(), Gone> {
+        let Handshakes { queued, begun, paced, proven } = &mut self.handshakes;
+        let is_its = |peer: IpAddr| of.is_none_or(|of| of == peer);
+        let mut ended: Vec<_> =
+            begun.iter().filter(|(_, it)| is_its(it.way.peer)).map(|(tag, _)| *tag).collect();
+        begun.retain(|_, it| !is_its(it.way.peer));
+        if let Some(of) = of {
+            // By new certificates these can begin.
+            queued.retain(|way, tags| {
+                let stays = way.peer != of;
+                if !stays {
+                    ended.extend(tags.iter().map(|(tag, _)| *tag));
+                }
+                stays
+            });
+            paced.remove(&of);
+        }
+        proven.retain(|peer| !is_its(*peer));
+        ended.into_iter().try_for_each(|tag| self.post(News::Opening(Opening::Failed(tag, true))))
+    }
+}
+
+impl Beginning {
+    /// Whether both sides have shown what they have to show. Errors: it is no use, and why.
+    fn turn(&mut self, now: Instant) -> Result<bool, String> {
+        if self.until <= now {
+            return Err("it takes too long".into());
+        }
+        let Some(conn) = &mut self.conn else { return Ok(false) };
+        if conn.is_ready {
+            conn.turn()?;
+        }
+        Ok(conn.is_open())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[test]
+    fn handshakes_of_a_host_are_served_at_a_rate_and_some_at_once() {
+        let mut handshakes = Handshakes::default();
+        let peer = |n| IpAddr::from(Ipv4Addr::new(192, 0, 2, n));
+        let mut now = Instant::from_secs(1000);
+        let at_once = (0..100).take_while(|_| handshakes.pace(now, peer(1)).is_none()).count();
+        assert_eq!(at_once, 32);
+        assert_eq!(handshakes.pace(now, peer(1)), Some(now + T_HANDSHAKE.saturating_mul(2)));
+        assert_eq!(handshakes.pace(now, peer(2)), None, "another host has its own");
+        // It is owed what it took too early; what it has not used for long is not saved up.
+        now = now + T_HANDSHAKE;
+        assert_eq!(handshakes.pace(now, peer(1)), Some(now + T_HANDSHAKE.saturating_mul(2)));
+        now = now + Duration::from_secs(3600);
+        let at_once = (0..100).take_while(|_| handshakes.pace(now, peer(1)).is_none()).count();
+        assert_eq!(at_once, 32);
+    }
+}
