@@ -53,6 +53,7 @@ compare: setup build ## compare congestion offload with Linux's own CUBIC over o
 	@$(TARGET)/release/nightporter-lab compare $(if $(RATE_MOST),--rate-most $(RATE_MOST))
 
 demo-toe: setup build ## compare sockets over the host with guest TCP, between guests of one host and of two
+	@.ci/packages openssl
 	@$(TARGET)/release/nightporter-lab demo-toe
 
 hpcc: setup build ## run the HPC Challenge between 2 and 4 guests of two hosts, by overlay and by TOE; 20 minutes

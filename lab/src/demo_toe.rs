@@ -8,6 +8,7 @@
 //! TCP.
 
 mod driver;
+mod encrypted;
 mod ends;
 mod hosts;
 mod report;
@@ -72,13 +73,23 @@ pub enum Path {
     /// The TOE over TCP between the hosts, by drivers without guests.
     #[serde(rename = "toe-tcp")]
     Fabric,
+    /// Likewise, over TLS.
+    #[serde(rename = "toe-tls")]
+    Encrypted,
     /// TCP of the hosts themselves.
     Host,
 }
 
 const CASES: [Case; 3] = [Case::Stream, Case::Duplex, Case::RoundTrip];
-const PATHS: [Path; 6] =
-    [Path::Overlay, Path::ToeTcp, Path::Switch, Path::ToeLocal, Path::Fabric, Path::Host];
+const PATHS: [Path; 7] = [
+    Path::Overlay,
+    Path::ToeTcp,
+    Path::Switch,
+    Path::ToeLocal,
+    Path::Fabric,
+    Path::Encrypted,
+    Path::Host,
+];
 
 /// How long a transfer should take, and its least and largest size.
 const TRANSFER: Duration = Duration::from_millis(400);

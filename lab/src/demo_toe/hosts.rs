@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use anyhow::{Result, bail, ensure};
 use nightporter_guest::peer::{Ask, Told};
 
+use super::encrypted::{self, Encrypted};
 use super::ends::{End, InGuest, InThread};
 use super::{Case, PORT, Path, ROUND_TRIPS, Sample, transfer};
 use crate::hosts::{ADDRESSES, Hosts, name, nic};
@@ -23,6 +24,7 @@ pub(super) struct Ready {
     hosts: Hosts,
     on_hosts: [InThread; 2],
     drivers: [InThread; 2],
+    encrypted: Encrypted,
     transfers: u64,
 }
 
@@ -41,7 +43,8 @@ impl Ready {
         let drive =
             |vm: usize| InThread::driving(&hosts.daemons[HOST_OF[vm]].toe_socket(&name(vm)));
         let drivers = [drive(DRIVERS[0])?, drive(DRIVERS[1])?];
-        let mut ready = Self { hosts, on_hosts, drivers, transfers: 0 };
+        let encrypted = Encrypted::start(&hosts, places)?;
+        let mut ready = Self { hosts, on_hosts, drivers, encrypted, transfers: 0 };
         ready.listen()?;
         Ok(ready)
     }
@@ -79,6 +82,12 @@ impl Ready {
                 let to = at(DRIVERS[1], Sockets::Toe);
                 return transfer([client, server], to, (case, bytes, seed), &cpu);
             }
+            Path::Encrypted => {
+                let Encrypted { daemons, drivers } = &mut self.encrypted;
+                let [client, server] = drivers;
+                let cpu = |end: &dyn End| Ok(end.cpu()? + daemons[1].cpu_use()?.time);
+                return transfer([client, server], encrypted::at(), (case, bytes, seed), &cpu);
+            }
             Path::Host => {
                 let [client, server] = &mut self.on_hosts;
                 let to = (ADDRESSES[1], PORT).into();
@@ -104,6 +113,7 @@ impl Ready {
 
     /// Kills the guests and stops the daemons gracefully.
     pub(super) fn stop(self) -> Result<()> {
+        self.encrypted.stop()?;
         self.hosts.stop()
     }
 }

@@ -167,7 +167,10 @@ impl Row {
         let cpu_samples: Vec<f64> = timed.iter().map(per_gb).collect();
         Self {
             case,
-            guest: if matches!(path, Path::Fabric | Path::Host) { Between::None } else { between },
+            guest: match path {
+                Path::Fabric | Path::Encrypted | Path::Host => Between::None,
+                _ => between,
+            },
             path,
             mbit_s: (!is_time).then_some(p50),
             rtt_us: is_time.then_some(p50),
