@@ -135,6 +135,12 @@ impl Guest {
         kill(Pid::from_raw(self.pid()), signal).with_context(|| self.name.clone())
     }
 
+    /// What runs it.
+    #[must_use]
+    pub const fn vmm(&self) -> Vmm {
+        self.vmm
+    }
+
     /// Process id of the VMM.
     #[must_use]
     pub fn pid(&self) -> i32 {

@@ -53,6 +53,10 @@ pub(super) struct Device {
     pub(super) is_awake: bool,
     /// Its rings were used in this turn.
     pub(super) is_touched: bool,
+    /// It is to be signalled some time that its packets were taken.
+    pub(super) owes_signal: bool,
+    /// When it is stands in the list of all.
+    pub(super) is_listed: bool,
     /// Something waits for it that its sockets have room for.
     pub(super) blocked: Option<Blocked>,
     /// Streams of other hosts with payload that its ring had no buffers for, or its rate does not
@@ -74,6 +78,8 @@ impl Device {
             is_up: false,
             is_awake: false,
             is_touched: false,
+            owes_signal: false,
+            is_listed: false,
             blocked: None,
             streams: VecDeque::new(),
             limits: Limits::default(),
@@ -135,7 +141,7 @@ impl Device {
     /// worker is woken when there is.
     pub(super) fn flush(&mut self, now: Instant) -> bool {
         let spent = self.port.has_spent_packets();
-        self.port.flush_packets();
+        self.owes_signal = self.port.flush_packets();
         let waits = match self.blocked {
             Some(Blocked::Turn) => !self.limits.is_spent(now, Direction::ToGuest),
             Some(Blocked::Ring) if !spent => self.port.enable_room_kicks(),

@@ -8,7 +8,7 @@
 //! guest are read, up to [`PACKETS_PER_TURN`] and [`BYTES_PER_TURN`]. Payload for a guest of this
 //! host is copied from ring to ring, at once. After each packet all is heard that the core has to
 //! say. Then each stream of another host that has something. At the end every ring that was touched
-//! is shown to its guest.
+//! is shown to its guest, which is signalled what it was given, and later what was taken.
 //!
 //! # What a ring has no room for
 //!
@@ -39,7 +39,7 @@ use std::net::IpAddr;
 
 use nightporter_core::engine::Direction;
 use nightporter_core::port::PortId;
-use nightporter_core::time::Instant;
+use nightporter_core::time::{Duration, Instant};
 use nightporter_core::toe::control;
 use nightporter_core::toe::errno::Errno;
 use nightporter_core::toe::guest::GuestConfig;
@@ -74,6 +74,10 @@ const HERE: HostId = HostId(0);
 /// Packets of a guest that are read in a turn, and about how many bytes.
 const PACKETS_PER_TURN: u64 = 64;
 const BYTES_PER_TURN: usize = 1 << 20;
+/// A guest is signalled after this time that packets of it were taken, if they are not many before.
+/// It need not know: it waits for places in its ring alone. Linux asks for a signal for each packet,
+/// and each costs it about as much as the packet.
+const T_SIGNAL: Duration = Duration::from_millis(5);
 /// See the module's doc.
 #[derive(Debug)]
 pub struct Toe {
@@ -98,6 +102,8 @@ pub struct Toe {
     gone: Vec<Gone>,
     /// The one that is heard now: what is for nobody is answered there.
     heard: Option<StreamId>,
+    /// Guests that are to be told that their packets were taken, and when, the first one first.
+    unsignalled: VecDeque<(Instant, usize)>,
     /// Devices that wait until their rate allows more, and for how long.
     limited: Vec<(Instant, usize, Direction)>,
     /// Sockets whose senders are shown no more room than a share, and when they last sent: see
@@ -126,6 +132,7 @@ impl Toe {
             batch: Batch::default(),
             gone: Vec::new(),
             heard: None,
+            unsignalled: VecDeque::new(),
             limited: Vec::new(),
             narrow: BTreeMap::new(),
             late: Vec::new(),
@@ -246,7 +253,8 @@ impl Toe {
 
     /// When there is something to do, if nothing else happens.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let stalls = self.stalled.iter().map(|(_, at)| *at);
+        let signals = self.unsignalled.front().map(|(at, _)| *at);
+        let stalls = self.stalled.iter().map(|(_, at)| *at).chain(signals);
         let limited = self.limited.iter().map(|(at, ..)| *at);
         let others = self.host.poll_timeout().into_iter().chain(self.streams.poll_timeout());
         stalls.chain(limited).chain(others).min()
@@ -260,6 +268,7 @@ impl Toe {
             return 0;
         }
         self.note_pause(now);
+        self.signal_taken(now);
         self.lift_limits(now);
         self.go_on_ending(now);
         self.end_streams_of_gone(now);
@@ -293,6 +302,18 @@ impl Toe {
         self.end_turn(now);
         self.streams.arm_ucx();
         packets
+    }
+
+    /// Guests are signalled that their packets were taken. (One that was meanwhile does not want
+    /// it again.)
+    fn signal_taken(&mut self, now: Instant) {
+        while let Some((_, at)) = self.unsignalled.front().copied().filter(|due| due.0 <= now) {
+            self.unsignalled.pop_front();
+            if let Some(device) = self.device_mut(at) {
+                device.is_listed = false;
+                device.port.signal_taken();
+            }
+        }
     }
 
     /// Sockets of guests that have gone are reset in steps; who comes after them has waited.
@@ -457,6 +478,10 @@ impl Toe {
             let Some(device) = self.device_mut(at) else { continue };
             device.is_touched = false;
             let (has_more, is_up) = (device.flush(now), device.is_up);
+            if device.owes_signal && !std::mem::replace(&mut device.is_listed, true) {
+                self.unsignalled.push_back((now + T_SIGNAL, at));
+            }
+            let Some(device) = self.device_mut(at) else { continue };
             let reads = reads && !device.limits.is_spent(now, Direction::FromGuest);
             let reads = reads && is_up && !device.is_awake;
             if has_more || reads && device.port.enable_packet_kicks() {

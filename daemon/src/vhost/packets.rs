@@ -28,6 +28,9 @@ pub const WORK_PER_TURN: usize = 2048;
 /// Pieces of chains that were completed and are not cut off yet.
 const DONE_MAX: usize = 4096;
 
+/// A guest is told at once when buffers for this part of its queue are completed.
+const UNTOLD_PART: usize = 4;
+
 /// The smallest piece of memory that can be missing alone.
 const PAGE: usize = 4096;
 
@@ -89,6 +92,8 @@ pub struct PacketQueue {
     payloads: Pieces,
     /// Chains and buffers that were looked at since the turn began.
     pub work: usize,
+    /// Buffers that were completed since the guest was last told so.
+    untold: usize,
 }
 
 impl PacketQueue {
@@ -103,7 +108,23 @@ impl PacketQueue {
             headers: Pieces::new(),
             payloads: Pieces::new(),
             work: 0,
+            untold: 0,
         }
+    }
+
+    /// Shows the guest what was completed, and does not tell it so. `None`: it has to be told, for
+    /// it may be waiting for places in this queue. Otherwise whether there is anything to tell.
+    pub fn show(&mut self) -> Option<bool> {
+        if self.untold * UNTOLD_PART >= usize::from(self.ring.size()) {
+            return None;
+        }
+        self.ring.publish();
+        Some(self.untold > 0)
+    }
+
+    /// The guest is being told of all that was completed.
+    pub const fn note_told(&mut self) {
+        self.untold = 0;
     }
 
     /// The packet of the guest that is next, and how many bytes are behind its header. The same one
@@ -283,6 +304,7 @@ impl PacketQueue {
         let chain = self.chains.pop_front().expect("a chain is worked on");
         self.headers.pop(chain.pieces.0);
         self.payloads.pop(chain.pieces.1);
+        self.untold += chain.pieces.0 + chain.pieces.1;
         let written = u32::try_from(written).expect("packets are shorter than 4 GiB");
         self.ring.complete(chain.head, written)
     }

@@ -1,6 +1,7 @@
 //! A guest with a socket device: a driver of ours that speaks vsock as Linux does, and processes
 //! in it that read, write, shut down and close.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -137,6 +138,8 @@ pub(crate) struct SocketGuest {
     listens: Vec<u32>,
     /// No listener has a place for another client.
     pub(crate) is_full: bool,
+    /// Signals that packets of it were taken.
+    signals: Cell<u64>,
     next_port: u32,
     control: u32,
     tag: u16,
@@ -180,6 +183,7 @@ impl SocketGuest {
             from: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             listens: Vec::new(),
             is_full: false,
+            signals: Cell::new(0),
             next_port: 2000,
             control: CONTROL,
             tag: 0,
@@ -219,6 +223,15 @@ impl SocketGuest {
     pub(crate) fn refill(&mut self) {
         self.refills = true;
         self.offer(u64::from(QUEUE_SIZE) - self.offered.len() as u64);
+    }
+
+    /// Signals that packets of it were taken, until now.
+    pub(crate) fn signals_of_taken(&self) -> u64 {
+        let mut count = [0; 8];
+        if rustix::io::read(&self.call[1], &mut count).is_ok() {
+            self.signals.set(self.signals.get() + u64::from_ne_bytes(count));
+        }
+        self.signals.get()
     }
 
     /// Whether there is a place for a packet that it sends.
@@ -509,8 +522,9 @@ fn wait(guests: &[&mut SocketGuest]) {
     let mut fds: Vec<_> = calls.iter().map(|fd| PollFd::new(*fd, PollFlags::IN)).collect();
     let limit = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
     let _ = poll(&mut fds, Some(&limit));
-    for fd in calls {
-        let _ = rustix::io::read(fd, &mut [0; 8]);
+    for guest in guests {
+        let _ = rustix::io::read(&guest.call[0], &mut [0; 8]);
+        guest.signals_of_taken();
     }
 }
 

@@ -512,3 +512,25 @@ fn a_device_whose_vmm_gives_no_descriptors_for_kicks_is_polled() {
     a.write(at_a, b"hello");
     until(&mut [&mut a, &mut b], "bytes", |g| g[1].socket(at_b).got == b"hello");
 }
+
+/// Linux asks for a signal for each packet that it sends, and has nothing to do with it.
+#[test]
+fn a_guest_is_signalled_that_its_packets_were_taken_when_they_are_many_or_after_a_while() {
+    let (_dir, _host, mut a, mut b, at_a, at_b) = connected();
+    until(&mut [&mut a, &mut b], "a signal for the packets that connected both", |g| {
+        g[0].signals_of_taken() > 0
+    });
+    let before = a.signals_of_taken();
+    a.write(at_a, b"1");
+    until(&mut [&mut a, &mut b], "one, for a single packet", |g| g[0].signals_of_taken() > before);
+    // One packet after the other, each of which is taken before the next.
+    let (before, begun, all) = (a.signals_of_taken(), Instant::now(), 64);
+    for count in 0..all {
+        a.write(at_a, b"2");
+        until(&mut [&mut a, &mut b], "the packet", |g| g[1].socket(at_b).got.len() > 1 + count);
+    }
+    let signals = a.signals_of_taken() - before;
+    // Each has two buffers of a queue of this size: a signal for a quarter of them.
+    let (many, late) = (all * 2 / (256 / 4), begun.elapsed().as_millis() / 5);
+    assert!(signals <= many as u64 + late as u64 + 1, "{signals} signals, {many} and {late}");
+}

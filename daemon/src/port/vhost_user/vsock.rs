@@ -16,6 +16,7 @@ use rustix::io::Errno;
 
 use super::VhostUserPort;
 use crate::sys::{self, Part};
+use crate::vhost::device::DeviceQueue;
 use crate::vhost::guest_mem::GuestMemory;
 use crate::vhost::packets::{self, Missing, PacketQueue, Piece};
 use crate::vhost::ring::RingFault;
@@ -237,10 +238,26 @@ impl VhostUserPort<Vsock> {
         spent(self, FROM_GUEST) || spent(self, TO_GUEST)
     }
 
-    /// Shows the guest the packets that were taken and given, and signals if it wants that. A turn
-    /// ends.
-    pub fn flush_packets(&mut self) {
+    /// Shows the guest the packets that were taken and given, and signals those that were given, if
+    /// it wants that. A turn ends. `true`: it is to be signalled some time that packets were taken,
+    /// by [`Self::signal_taken`]; if they are many, it was.
+    #[must_use]
+    pub fn flush_packets(&mut self) -> bool {
         self.flush(TO_GUEST);
+        let Some((queue, _)) = self.queue(FROM_GUEST) else { return false };
+        queue.begin_turn();
+        let shown = queue.show();
+        if shown.is_none() {
+            self.signal_taken();
+        }
+        shown.unwrap_or(false)
+    }
+
+    /// Signals the guest, if it wants that, that packets of it were taken.
+    pub fn signal_taken(&mut self) {
+        if let Some((queue, _)) = self.queue(FROM_GUEST) {
+            queue.note_told();
+        }
         self.flush(FROM_GUEST);
     }
 
