@@ -165,7 +165,7 @@ impl End {
         }
         self.heard = now;
         if let Kind::Reset(errno) = kind {
-            // Other daemons say so of a listener that is full.
+            // Older daemons say so of a listener that is full.
             let errno = if errno == Errno::Refused { Errno::NotByToe } else { errno };
             // After the connection is established there is but one way to lose it.
             let errno = if self.state() == State::Asking { errno } else { Errno::Reset };

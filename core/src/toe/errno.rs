@@ -19,9 +19,8 @@ pub enum Errno {
     Reset,
     /// ETIMEDOUT: nobody has answered.
     TimedOut,
-    /// ECONNREFUSED: the guest that listens has refused, says a daemon of before, of full listeners
-    /// as well. Whoever hears it takes it for [`Self::NotByToe`]: guest TCP alone finds that nobody
-    /// listens.
+    /// ECONNREFUSED: the guest that listens has refused, perhaps because its listener is full. Only
+    /// older daemons say so, and it is taken for [`Self::NotByToe`]: guest TCP finds out.
     Refused,
     /// EHOSTUNREACH: the host of the destination does not answer.
     HostUnreachable,

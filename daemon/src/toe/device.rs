@@ -53,10 +53,8 @@ pub(super) struct Device {
     pub(super) is_awake: bool,
     /// Its rings were used in this turn.
     pub(super) is_touched: bool,
-    /// It is to be signalled some time that its packets were taken.
-    pub(super) owes_signal: bool,
-    /// When it is stands in the list of all.
-    pub(super) is_listed: bool,
+    /// It is in the list of those that are signalled later.
+    pub(super) is_signalled_later: bool,
     /// Something waits for it that its sockets have room for.
     pub(super) blocked: Option<Blocked>,
     /// Streams of other hosts with payload that its ring had no buffers for, or its rate does not
@@ -78,8 +76,7 @@ impl Device {
             is_up: false,
             is_awake: false,
             is_touched: false,
-            owes_signal: false,
-            is_listed: false,
+            is_signalled_later: false,
             blocked: None,
             streams: VecDeque::new(),
             limits: Limits::default(),
@@ -137,11 +134,11 @@ impl Device {
         }
     }
 
-    /// Shows the guest what was taken and given. Whether there is more to do at once; else the
-    /// worker is woken when there is.
-    pub(super) fn flush(&mut self, now: Instant) -> bool {
+    /// Shows the guest what was taken and given. Whether there is more to do at once (else the
+    /// worker is woken when there is), and whether it is to be signalled later what was taken.
+    pub(super) fn flush(&mut self, now: Instant) -> (bool, bool) {
         let spent = self.port.has_spent_packets();
-        self.owes_signal = self.port.flush_packets();
+        let owes_signal = self.port.flush_packets();
         let waits = match self.blocked {
             Some(Blocked::Turn) => !self.limits.is_spent(now, Direction::ToGuest),
             Some(Blocked::Ring) if !spent => self.port.enable_room_kicks(),
@@ -150,7 +147,7 @@ impl Device {
                 false
             }
         };
-        spent || waits
+        (spent || waits, owes_signal)
     }
 
     /// Its driver has gone.

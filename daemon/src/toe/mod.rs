@@ -75,8 +75,8 @@ const HERE: HostId = HostId(0);
 const PACKETS_PER_TURN: u64 = 64;
 const BYTES_PER_TURN: usize = 1 << 20;
 /// A guest is signalled after this time that packets of it were taken, if they are not many before.
-/// It need not know: it waits for places in its ring alone. Linux asks for a signal for each packet,
-/// and each costs it about as much as the packet.
+/// Linux waits for places in its ring and for hardly anything else, but asks for a signal for each
+/// packet, and each costs it about as much as the packet.
 const T_SIGNAL: Duration = Duration::from_millis(5);
 /// See the module's doc.
 #[derive(Debug)]
@@ -181,6 +181,7 @@ impl Toe {
             *device = None;
         }
         self.limited.retain(|(_, limited, _)| *limited != at);
+        self.unsignalled.retain(|(_, unsignalled)| *unsignalled != at);
         self.end_turn(now);
     }
 
@@ -304,13 +305,12 @@ impl Toe {
         packets
     }
 
-    /// Guests are signalled that their packets were taken. (One that was meanwhile does not want
-    /// it again.)
+    /// Guests are signalled that their packets were taken, unless they were meanwhile.
     fn signal_taken(&mut self, now: Instant) {
         while let Some((_, at)) = self.unsignalled.front().copied().filter(|due| due.0 <= now) {
             self.unsignalled.pop_front();
             if let Some(device) = self.device_mut(at) {
-                device.is_listed = false;
+                device.is_signalled_later = false;
                 device.port.signal_taken();
             }
         }
@@ -477,8 +477,8 @@ impl Toe {
             }
             let Some(device) = self.device_mut(at) else { continue };
             device.is_touched = false;
-            let (has_more, is_up) = (device.flush(now), device.is_up);
-            if device.owes_signal && !std::mem::replace(&mut device.is_listed, true) {
+            let ((has_more, owes_signal), is_up) = (device.flush(now), device.is_up);
+            if owes_signal && !std::mem::replace(&mut device.is_signalled_later, true) {
                 self.unsignalled.push_back((now + T_SIGNAL, at));
             }
             let Some(device) = self.device_mut(at) else { continue };

@@ -92,7 +92,8 @@ pub struct PacketQueue {
     payloads: Pieces,
     /// Chains and buffers that were looked at since the turn began.
     pub work: usize,
-    /// Buffers that were completed since the guest was last told so.
+    /// Of a queue from the guest: buffers that were completed since it was last told so, counted as
+    /// if no chain were indirect.
     untold: usize,
 }
 
@@ -108,18 +109,20 @@ impl PacketQueue {
             headers: Pieces::new(),
             payloads: Pieces::new(),
             work: 0,
-            untold: 0,
+            // Whoever used this ring before may have had no time to tell it.
+            untold: 1,
         }
     }
 
-    /// Shows the guest what was completed, and does not tell it so. `None`: it has to be told, for
-    /// it may be waiting for places in this queue. Otherwise whether there is anything to tell.
-    pub fn show(&mut self) -> Option<bool> {
-        if self.untold * UNTOLD_PART >= usize::from(self.ring.size()) {
-            return None;
-        }
+    /// Shows the guest what was completed; when it is to be told so.
+    pub fn show(&mut self) -> Tell {
         self.ring.publish();
-        Some(self.untold > 0)
+        match self.untold {
+            0 => Tell::Nothing,
+            // It may be waiting for places in this queue.
+            untold if untold * UNTOLD_PART >= usize::from(self.ring.size()) => Tell::Now,
+            _ => Tell::Later,
+        }
     }
 
     /// The guest is being told of all that was completed.
@@ -308,6 +311,17 @@ impl PacketQueue {
         let written = u32::try_from(written).expect("packets are shorter than 4 GiB");
         self.ring.complete(chain.head, written)
     }
+}
+
+/// When a guest is to be told of packets that were taken.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Tell {
+    /// It was told of all.
+    Nothing,
+    /// Some time.
+    Later,
+    /// At once.
+    Now,
 }
 
 /// The guest whose memory is missing.

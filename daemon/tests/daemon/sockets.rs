@@ -29,7 +29,7 @@ const TX_LEN: u64 = 65536 + LEN as u64;
 const RX_BUFFERS: u64 = GUEST_BASE + (1 << 20);
 const TX_BUFFERS: u64 = GUEST_BASE + (3 << 20);
 const TX_COUNT: u64 = 64;
-const QUEUE_SIZE: u16 = 128;
+pub(crate) const QUEUE_SIZE: u16 = 128;
 /// What Linux has by default.
 const BUF_ALLOC: u32 = 256 << 10;
 /// The process that asks has this port, and the next one the next.
@@ -138,8 +138,11 @@ pub(crate) struct SocketGuest {
     listens: Vec<u32>,
     /// No listener has a place for another client.
     pub(crate) is_full: bool,
-    /// Signals that packets of it were taken.
+    /// Signals that packets of it were taken, and those after which it looked for these packets.
     signals: Cell<u64>,
+    signals_seen: u64,
+    /// It looks for packets that were taken after a signal only.
+    pub(crate) waits_for_signals: bool,
     next_port: u32,
     control: u32,
     tag: u16,
@@ -184,6 +187,8 @@ impl SocketGuest {
             listens: Vec::new(),
             is_full: false,
             signals: Cell::new(0),
+            signals_seen: 0,
+            waits_for_signals: false,
             next_port: 2000,
             control: CONTROL,
             tag: 0,
@@ -236,8 +241,14 @@ impl SocketGuest {
 
     /// Whether there is a place for a packet that it sends.
     fn has_place(&mut self) -> bool {
+        let signals = self.signals_of_taken();
+        let was_signalled = std::mem::replace(&mut self.signals_seen, signals) < signals;
         let ring = &mut self.rings[1];
-        ring.used();
+        // As a driver looks again after it has said what it has seen.
+        while (was_signalled || !self.waits_for_signals) && !ring.used().is_empty() {
+            ring.set_used_event(ring.used_idx);
+            fence(Ordering::SeqCst);
+        }
         ring.avail_idx.wrapping_sub(ring.used_idx) < u16::try_from(TX_COUNT).unwrap()
     }
 
@@ -300,7 +311,6 @@ impl SocketGuest {
     /// What its driver and its processes do now; whether that was anything.
     pub(crate) fn step(&mut self) -> bool {
         self.rings[0].set_used_event(self.rings[0].used_idx);
-        self.rings[1].set_used_event(self.rings[1].used_idx);
         fence(Ordering::SeqCst);
         self.say_more();
         self.came.extend(self.rings[0].used().into_iter().map(|(_, len)| len));

@@ -18,7 +18,7 @@ use super::VhostUserPort;
 use crate::sys::{self, Part};
 use crate::vhost::device::DeviceQueue;
 use crate::vhost::guest_mem::GuestMemory;
-use crate::vhost::packets::{self, Missing, PacketQueue, Piece};
+use crate::vhost::packets::{self, Missing, PacketQueue, Piece, Tell};
 use crate::vhost::ring::RingFault;
 use crate::vhost::vring::Vring;
 use crate::vhost::vsock::{FROM_GUEST, TO_GUEST, Vsock};
@@ -239,18 +239,22 @@ impl VhostUserPort<Vsock> {
     }
 
     /// Shows the guest the packets that were taken and given, and signals those that were given, if
-    /// it wants that. A turn ends. `true`: it is to be signalled some time that packets were taken,
-    /// by [`Self::signal_taken`]; if they are many, it was.
+    /// it wants that. A turn ends. Whether it is still owed a signal for those that were taken, by
+    /// [`Self::signal_taken`].
     #[must_use]
     pub fn flush_packets(&mut self) -> bool {
         self.flush(TO_GUEST);
+        let _part = self.account.part();
         let Some((queue, _)) = self.queue(FROM_GUEST) else { return false };
         queue.begin_turn();
-        let shown = queue.show();
-        if shown.is_none() {
-            self.signal_taken();
+        match queue.show() {
+            Tell::Nothing => false,
+            Tell::Later => true,
+            Tell::Now => {
+                self.signal_taken();
+                false
+            }
         }
-        shown.unwrap_or(false)
     }
 
     /// Signals the guest, if it wants that, that packets of it were taken.
