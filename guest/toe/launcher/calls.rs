@@ -12,6 +12,7 @@ use nightporter_core::toe::vsock::Ports;
 use crate::host::Host;
 use crate::listeners::{Accepted, Arrived};
 use crate::sys::{self, Fd, Name, Res};
+use crate::transport::Patience;
 use crate::watch::{Call, Owned, Watch};
 use crate::{address, home, relay};
 
@@ -147,8 +148,8 @@ impl World {
     }
 
     /// Whether it is in the network of the VM itself, which is the launcher's, too.
-    pub(crate) fn is_home(&self, fd: &Owned) -> bool {
-        home::is_home(fd.0, |ask| self.host.ask(ask))
+    pub(crate) fn is_home(&self, fd: &Owned, patience: Patience) -> bool {
+        home::is_home(fd.0, |ask| self.host.ask_with(patience, ask))
     }
 
     /// setsockopt() of an option that makes a socket one for TCP alone.

@@ -9,6 +9,7 @@ use nightporter_core::toe::vsock::Ports;
 
 use crate::calls::{Done, LOOPBACK, Pair, World, any_port, name};
 use crate::sys::{self, Name, Res};
+use crate::transport::Patience;
 use crate::watch::{Call, Owned};
 use crate::{address, transport};
 
@@ -30,7 +31,8 @@ impl World {
         sys::option(fd.0, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info).ok()?;
         // A socket for IPv6 alone cannot be connected over the loopback of IPv4.
         let is_v6_only = sys::number(fd.0, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) == Ok(1);
-        if info[0] != CLOSED || is_v6_only || self.is_native(&fd) || !self.is_home(&fd) {
+        let is_ours = info[0] == CLOSED && !is_v6_only && !self.is_native(&fd);
+        if !is_ours || !self.is_home(&fd, Patience::Brief) {
             return None;
         }
         let toe = match self.reach(call, &fd, family, to)? {

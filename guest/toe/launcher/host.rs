@@ -2,19 +2,16 @@
 
 use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 use nightporter_core::toe::control::{Ask, Asked, Code, LEN, PORT, Reply};
 use nightporter_core::toe::vsock::Ports;
 
+use crate::pause::Pause;
 use crate::sys::{self, Res};
-use crate::transport;
+use crate::transport::{self, Patience};
 use crate::watch::Owned;
 
-/// After a failure the host is not asked for so long.
-const PAUSE: Duration = Duration::from_secs(1);
-
-/// A host that does not answer for so long has none, as for the library.
+/// A host that does not answer for so long has no daemon, as for the library.
 const ANSWER_S: i64 = 5;
 
 /// The control connection.
@@ -27,13 +24,13 @@ pub(crate) struct Host {
 struct Line {
     open: Option<Owned>,
     tag: u16,
-    failed: Option<Instant>,
+    pause: Pause,
 }
 
 /// A new control connection.
-fn connect() -> Res<Owned> {
+fn connect(patience: Patience) -> Res<Owned> {
     let fd = Owned(transport::socket()?);
-    transport::call(fd.0, PORT)?;
+    transport::call_within(fd.0, PORT, patience)?;
     let wait = [ANSWER_S, 0].map(i64::to_ne_bytes).concat();
     for limit in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
         sys::set_option(fd.0, libc::SOL_SOCKET, limit, &wait)?;
@@ -43,7 +40,7 @@ fn connect() -> Res<Owned> {
 
 /// A control connection that lives as long as the listener that was asked for over it.
 pub(crate) fn lease(ask: Ask) -> Res<Owned> {
-    let line = connect()?;
+    let line = connect(Patience::Long)?;
     match exchange(&line, Asked { tag: 0, ask })?.code {
         Code::Done => Ok(line),
         _ => Err(libc::EOPNOTSUPP),
@@ -75,19 +72,27 @@ fn exchange(line: &Owned, asked: Asked) -> Res<Reply> {
 impl Host {
     /// Asks the host. `None`: there is no answer.
     pub(crate) fn ask(&self, ask: Ask) -> Option<Reply> {
+        self.ask_with(Patience::Brief, ask)
+    }
+
+    /// The same, for a caller that may be held up so long.
+    pub(crate) fn ask_with(&self, patience: Patience, ask: Ask) -> Option<Reply> {
         let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
-        if line.failed.is_some_and(|at| at.elapsed() < PAUSE) {
+        if !line.pause.is_over(sys::now_ms()) {
             return None;
         }
         // A connection may have died since it was used.
         for _ in 0..2 {
             if line.open.is_none() {
-                line.open = connect().ok();
+                line.open = connect(patience).ok();
             }
             line.tag = line.tag.wrapping_add(1);
             let asked = Asked { tag: line.tag, ask };
             match line.open.as_ref().map(|open| exchange(open, asked)) {
-                Some(Ok(reply)) => return Some(reply),
+                Some(Ok(reply)) => {
+                    line.pause.succeeded();
+                    return Some(reply);
+                }
                 Some(Err(errno)) => {
                     line.open = None;
                     if errno == libc::EAGAIN {
@@ -98,7 +103,7 @@ impl Host {
                 None => break,
             }
         }
-        line.failed = Some(Instant::now());
+        line.pause.failed(sys::now_ms());
         None
     }
 

@@ -17,6 +17,7 @@ use nightporter_core::toe::vsock::Ports;
 
 use crate::calls::{Done, LOOPBACK, Pair, World, any_port, name};
 use crate::sys::{self, Name, Res};
+use crate::transport::Patience;
 use crate::watch::{Call, Owned};
 use crate::{address, host, relay, transport};
 
@@ -72,7 +73,7 @@ impl World {
         }
         let done = Some(Done::With(Ok(0)));
         let at = name(fd.0).filter(|at| !at.ip().is_loopback());
-        let Some(at) = at.filter(|_| self.is_home(&fd)) else { return done };
+        let Some(at) = at.filter(|_| self.is_home(&fd, Patience::Long)) else { return done };
         let v4 = sys::number(fd.0, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) != Ok(1);
         if self.known().listeners.insert(at) && self.serve(at, v4, family, backlog).is_err() {
             self.known().listeners.remove(&at);

@@ -21,6 +21,9 @@ mod connects;
 mod home;
 mod host;
 mod listeners;
+#[allow(dead_code)]
+#[path = "../src/pause.rs"]
+mod pause;
 mod relay;
 #[allow(dead_code)]
 #[path = "../src/sys.rs"]

@@ -13,6 +13,7 @@ use libc::{c_int, c_uint, c_ulong, c_void, epoll_event, sockaddr, socklen_t};
 use crate::listen::Listener;
 use crate::sys::{self, Fd, Name, Res};
 use crate::table::{self, Kind};
+use crate::transport::Patience;
 use crate::{connect, control, ends, listen, names, options};
 
 #[used]
@@ -421,7 +422,8 @@ pub(crate) unsafe extern "C-unwind" fn prctl(
     d: usize,
 ) -> c_int {
     if what == libc::PR_SET_SECCOMP && table::is_ours() {
-        control::is_there();
+        // Afterwards it cannot be connected any more.
+        control::is_there(Patience::Long);
         table::confine();
     }
     // SAFETY: the caller's arguments.

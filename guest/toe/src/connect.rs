@@ -15,6 +15,7 @@ use nightporter_core::toe::vsock::Ports;
 
 use crate::sys::{self, Fd, Name, Res};
 use crate::table::{self, Hidden, Kind, Socket, State};
+use crate::transport::Patience;
 use crate::{address, control, home, note, options, transport};
 
 /// tcpi_state of a socket that is neither connected nor about to be.
@@ -132,7 +133,7 @@ fn prepare(fd: Fd, family: c_int, to: SocketAddr) -> Res<Option<Prepared>> {
         let name = sys::name_of(taken.0)?;
         Ok((taken, address::parse(&name).map_or(0, |name| name.port())))
     };
-    if !control::is_there() || !home::is_home(fd, control::ask) {
+    if !control::is_there(Patience::Brief) || !home::is_home(fd, control::ask) {
         return Ok(None);
     }
     let made = || -> Res<Prepared> {

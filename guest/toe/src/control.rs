@@ -5,16 +5,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use nightporter_core::toe::control::{Ask, Asked, LEN, PORT, Reply};
 
+use crate::pause::Pause;
 use crate::sys::{self, Fd, Res, Undisturbed};
 use crate::table::{self, Hidden, Kind};
-use crate::transport;
+use crate::transport::{self, Patience};
 
-/// A host that does not answer for so long has none: the daemon answers at once, or is not there.
+/// A host that has taken a connection and does not answer for so long has no daemon any more.
 const ANSWER_MS: i64 = 5_000;
-/// After a failure the host is not asked for so long.
-const PAUSE_MS: i64 = 1_000;
-/// And for so long if there is no vsock, because each attempt makes the kernel look for a module.
-const ABSENT_MS: i64 = 30_000;
 
 /// [`Line`], of all threads.
 pub(crate) type Shared = Arc<Mutex<Line>>;
@@ -24,8 +21,7 @@ pub(crate) type Shared = Arc<Mutex<Line>>;
 pub(crate) struct Line {
     open: Option<Open>,
     tag: u16,
-    /// Not tried again before this.
-    not_before_ms: i64,
+    pause: Pause,
 }
 
 #[derive(Debug)]
@@ -36,7 +32,7 @@ struct Open {
 }
 
 impl Line {
-    fn open(&mut self) -> Option<Fd> {
+    fn open(&mut self, patience: Patience) -> Option<Fd> {
         if let Some(open) = &self.open {
             if table::is_confined() || sys::identity(open.fd.0) == Ok(open.identity) {
                 return Some(open.fd.0);
@@ -45,17 +41,21 @@ impl Line {
             table::set_kind(open.fd.0, Kind::Unknown);
             self.open = None;
         }
-        if table::is_confined() || sys::now_ms() < self.not_before_ms {
+        if table::is_confined() || !self.pause.is_over(sys::now_ms()) {
             return None;
         }
-        let opened = connect().and_then(|fd| Hidden::instead_of(fd, true));
+        let opened = connect(patience).and_then(|fd| Hidden::instead_of(fd, true));
         let opened = opened.and_then(|fd| sys::identity(fd.0).map(|i| Open { fd, identity: i }));
         match opened {
             Ok(open) => Some(self.open.insert(open).fd.0),
             Err(errno) => {
                 let absent = [libc::EAFNOSUPPORT, libc::ENODEV, libc::EACCES, libc::EPERM];
-                let pause = if absent.contains(&errno) { ABSENT_MS } else { PAUSE_MS };
-                self.not_before_ms = sys::now_ms() + pause;
+                if absent.contains(&errno) {
+                    // Each attempt makes the kernel look for a module.
+                    self.pause.is_absent(sys::now_ms());
+                } else {
+                    self.pause.failed(sys::now_ms());
+                }
                 None
             }
         }
@@ -63,10 +63,10 @@ impl Line {
 }
 
 /// A new control connection.
-pub(crate) fn connect() -> Res<Fd> {
+pub(crate) fn connect(patience: Patience) -> Res<Fd> {
     let fd = transport::socket()?;
     let wait = [ANSWER_MS / 1000, 0].map(i64::to_ne_bytes).concat();
-    let ready = transport::call(fd, PORT)
+    let ready = transport::call_within(fd, PORT, patience)
         .and_then(|()| sys::set_option(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &wait))
         .and_then(|()| sys::set_option(fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO, &wait));
     if let Err(errno) = ready {
@@ -109,16 +109,19 @@ fn with_line<T>(does: impl FnOnce(&mut Line) -> T) -> T {
 }
 
 /// A child of fork() has no use for the line of its parent, which another thread may have locked
-/// for ever: then its descriptor stays.
-pub(crate) fn leave_behind(line: Shared) {
-    if line.try_lock().is_err() {
+/// for ever: then its descriptor stays. It need not find out again that the host is away.
+pub(crate) fn leave_behind(line: Shared) -> Option<Shared> {
+    let pause = line.try_lock().ok().map(|line| line.pause.clone());
+    let Some(pause) = pause else {
         mem::forget(line);
-    }
+        return None;
+    };
+    Some(Arc::new(Mutex::new(Line { pause, ..Line::default() })))
 }
 
 /// Whether the host can be asked.
-pub(crate) fn is_there() -> bool {
-    with_line(|line| line.open().is_some())
+pub(crate) fn is_there(patience: Patience) -> bool {
+    with_line(|line| line.open(patience).is_some())
 }
 
 /// Asks the host. `None`: there is no answer.
@@ -126,10 +129,13 @@ pub(crate) fn ask(ask: Ask) -> Option<Reply> {
     with_line(|line| {
         // A connection may have died since it was used, which only a read or write shows.
         for _ in 0..2 {
-            let fd = line.open()?;
+            let fd = line.open(Patience::Brief)?;
             line.tag = line.tag.wrapping_add(1);
             match exchange(fd, Asked { tag: line.tag, ask }) {
-                Ok(answer) => return Some(answer),
+                Ok(answer) => {
+                    line.pause.succeeded();
+                    return Some(answer);
+                }
                 Err(errno) => {
                     line.open = None;
                     if errno == libc::EAGAIN {
@@ -139,7 +145,7 @@ pub(crate) fn ask(ask: Ask) -> Option<Reply> {
                 }
             }
         }
-        line.not_before_ms = sys::now_ms() + PAUSE_MS;
+        line.pause.failed(sys::now_ms());
         None
     })
 }

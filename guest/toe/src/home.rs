@@ -34,16 +34,17 @@ pub(crate) fn is_home(fd: Fd, ask: impl Fn(Ask) -> Option<Reply>) -> bool {
     if is_away && sys::now_ms() < AWAY_UNTIL_MS.load(Ordering::Relaxed) {
         return false;
     }
-    let has_one = [AF_INET, AF_INET6]
-        .into_iter()
-        .any(|family| own_address(family, &ask).is_some_and(|own| is_one_of(network, family, own)));
-    if has_one {
-        HOME.store(network, Ordering::Relaxed);
-    } else {
-        AWAY.store(network, Ordering::Relaxed);
-        AWAY_UNTIL_MS.store(sys::now_ms() + AWAY_MS, Ordering::Relaxed);
+    for family in [AF_INET, AF_INET6] {
+        // Without an answer nothing is known of it.
+        let Some(reply) = ask_for_own(family, &ask) else { return false };
+        if reply.addresses.is_some_and(|(own, _)| is_one_of(network, family, own)) {
+            HOME.store(network, Ordering::Relaxed);
+            return true;
+        }
     }
-    has_one
+    AWAY.store(network, Ordering::Relaxed);
+    AWAY_UNTIL_MS.store(sys::now_ms() + AWAY_MS, Ordering::Relaxed);
+    false
 }
 
 /// 0 before Linux 5.14.
@@ -53,12 +54,11 @@ fn network(fd: Fd) -> u64 {
     read.map_or(0, |_| u64::from_ne_bytes(bytes))
 }
 
-/// The VM's first address of a family, which the host puts into every answer to `Connect`, also for
-/// the unspecified address.
-fn own_address(family: c_int, ask: impl Fn(Ask) -> Option<Reply>) -> Option<SocketAddr> {
+/// An answer with the VM's first address of a family, which the host puts into every answer to
+/// `Connect`, also for the unspecified address.
+fn ask_for_own(family: c_int, ask: impl Fn(Ask) -> Option<Reply>) -> Option<Reply> {
     let nowhere = SocketAddr::new(address::unspecified(family), 1);
-    let ask = ask(Ask::Connect { guest: 0, from: nowhere, to: nowhere, program: Program::NONE })?;
-    ask.addresses.map(|(own, _)| own)
+    ask(Ask::Connect { guest: 0, from: nowhere, to: nowhere, program: Program::NONE })
 }
 
 /// Whether this process's network has the address, and is that one. A datagram to an own address

@@ -6,33 +6,33 @@
 //! theirs, but lies in the queue of a socket that they inherit with the listener, the *box*, and is
 //! gone when the last of them has closed the box.
 
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
 use libc::{EPOLL_CTL_ADD, c_int};
 use nightporter_core::toe::control::{Ask, Asked, Code};
 
 use crate::connect::Temporary;
-use crate::control;
 use crate::listen::{self, LEASE};
 use crate::sys::{self, Fd, Res, Undisturbed};
 use crate::table::{self, Hidden};
-
-/// While there is none a process does not ask again before this: another may be at it, or the host
-/// away.
-const RENEWAL_MS: i64 = 1_000;
+use crate::transport::Patience;
+use crate::{control, pause};
 
 /// See the module doc.
 #[derive(Debug)]
 pub(crate) struct Lease {
     pub(crate) held_in: Hidden,
-    /// 0 as long as there was one.
+    /// While there is none a process does not ask again before this: another may be at it, or the
+    /// host away. 0 as long as there was one.
     not_before_ms: AtomicI64,
+    /// How often it was found since then that there is none.
+    absences: AtomicU32,
 }
 
 impl Lease {
     /// The lease with this box.
     pub(crate) const fn of(held_in: Hidden) -> Self {
-        Self { held_in, not_before_ms: AtomicI64::new(0) }
+        Self { held_in, not_before_ms: AtomicI64::new(0), absences: AtomicU32::new(0) }
     }
 
     /// None yet, but a place for it.
@@ -47,10 +47,10 @@ impl Lease {
     }
 
     /// Asks for a listener, and wakes `epoll` when the lease has ended.
-    pub(crate) fn take(&self, ask: Ask, epoll: Fd) -> Res {
+    pub(crate) fn take(&self, ask: Ask, epoll: Fd, patience: Patience) -> Res {
         // A signal would interrupt the answer, whatever its handler does: there is a limit of time.
         let _undisturbed = Undisturbed::begin();
-        let line = Temporary(control::connect()?);
+        let line = Temporary(control::connect(patience)?);
         if control::exchange(line.0, Asked { tag: 0, ask })?.code != Code::Done {
             return Err(libc::EOPNOTSUPP);
         }
@@ -66,6 +66,7 @@ impl Lease {
         }
         if self.is_alive() {
             self.not_before_ms.store(0, Ordering::Relaxed);
+            self.absences.store(0, Ordering::Relaxed);
             return;
         }
         // This is the last descriptor of a dead lease: the epoll forgets it with that. Of all
@@ -80,9 +81,10 @@ impl Lease {
         if !at_once && now_ms < not_before_ms {
             return;
         }
-        self.not_before_ms.store(now_ms + RENEWAL_MS, Ordering::Relaxed);
+        let pause_ms = pause::after(self.absences.fetch_add(1, Ordering::Relaxed));
+        self.not_before_ms.store(now_ms + pause_ms, Ordering::Relaxed);
         if at_once || not_before_ms != 0 {
-            let _ = ask().and_then(|ask| self.take(ask, epoll));
+            let _ = ask().and_then(|ask| self.take(ask, epoll, Patience::Brief));
         }
     }
 

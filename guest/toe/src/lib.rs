@@ -31,6 +31,7 @@ mod lease;
 mod listen;
 mod names;
 mod options;
+mod pause;
 mod sys;
 mod table;
 mod tcp_only;

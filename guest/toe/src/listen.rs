@@ -17,6 +17,7 @@ use crate::connect::Temporary;
 use crate::lease::Lease;
 use crate::sys::{self, Fd, Name, Res};
 use crate::table::{self, Hidden, Kind, Socket};
+use crate::transport::Patience;
 use crate::{address, connect, control, ends, home, note, options, transport};
 
 /// The registration of the halves, with the number of the half.
@@ -63,7 +64,7 @@ pub(crate) fn begin(fd: Fd, backlog: c_int) {
         table::set_kind(fd, Kind::Other);
         return;
     };
-    let can_be = control::is_there() && home::is_home(fd, control::ask);
+    let can_be = control::is_there(Patience::Long) && home::is_home(fd, control::ask);
     let made = if can_be { make(fd, backlog) } else { Err(libc::ENETDOWN) };
     match made {
         Ok((listener, epoll)) => {
@@ -97,7 +98,7 @@ fn make(fd: Fd, backlog: c_int) -> Res<(Listener, Temporary)> {
     for (half, what) in [(native.0, NATIVE), (toe.0, TOE), (lease.held_in.0, BOX)] {
         sys::set_epoll(epoll.0, EPOLL_CTL_ADD, half, interest(what))?;
     }
-    lease.take(ask_for(fd, toe.0)?, epoll.0)?;
+    lease.take(ask_for(fd, toe.0)?, epoll.0, Patience::Long)?;
     Ok((Listener { native, toe, lease, toe_first: AtomicBool::new(false) }, epoll))
 }
 

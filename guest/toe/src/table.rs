@@ -348,7 +348,7 @@ extern "C" fn after_fork_in_child() {
             // The parent's answers would come to us. If a thread of the parent was asking, its lock
             // is never given back here.
             if let Some(line) = state.line.take() {
-                control::leave_behind(line);
+                state.line = control::leave_behind(line);
             }
         }
     });

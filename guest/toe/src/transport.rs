@@ -70,7 +70,43 @@ pub(crate) fn own_port(fd: Fd) -> Res<u32> {
     parse(&name).map(|(_, port)| port).ok_or(libc::EAFNOSUPPORT)
 }
 
-/// Connects a socket to a port of the host. A blocking one waits as long as vsock usually does.
+/// How long a program is held up to find out whether the host is there. The daemon answers within
+/// a millisecond if it and the guest run; the rest is for a guest that waits for its CPU, whose
+/// clock goes on, or is emulated.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Patience {
+    /// A connection by TCP is as good, and the next one may go by TOE.
+    Brief,
+    /// A listener for TCP alone stays so, and programs seldom listen.
+    Long,
+}
+
+impl Patience {
+    const fn limit_ms(self) -> c_int {
+        match self {
+            Self::Brief => 250,
+            Self::Long => 2_000,
+        }
+    }
+}
+
+/// Connects a blocking socket to a port at which the host, if it is there, answers at once. If it
+/// does not, the kernel takes its packet back, which a device without a daemon would keep.
+pub(crate) fn call_within(fd: Fd, port: u32, patience: Patience) -> Res {
+    let limit_ms = patience.limit_ms();
+    #[cfg(debug_assertions)]
+    if fake::is_in_use() {
+        fake::call(fd, port)?;
+        let answered = wait(fd, limit_ms * fake::SLOWNESS)?;
+        return if answered { fake::outcome(fd) } else { Err(libc::ETIMEDOUT) };
+    }
+    let (s, us) = (i64::from(limit_ms) / 1_000, i64::from(limit_ms) % 1_000 * 1_000);
+    let limit = [s, us].map(i64::to_ne_bytes).concat();
+    let _ = sys::set_option(fd, AF_VSOCK, CONNECT_TIMEOUT, &limit);
+    call(fd, port)
+}
+
+/// Connects a socket to a port of the host. A blocking one waits as long as [`prepare`] says.
 pub(crate) fn call(fd: Fd, port: u32) -> Res {
     #[cfg(debug_assertions)]
     if fake::is_in_use() {
@@ -118,7 +154,8 @@ pub(crate) fn wait(fd: Fd, timeout_ms: c_int) -> Res<bool> {
     #[cfg(debug_assertions)]
     if fake::is_in_use() {
         // A UNIX socket polls as connected at once, so this has to wait.
-        return sys::wait(&[(fd, libc::POLLIN)], fake::PATIENCE_MS);
+        let limit_ms = if timeout_ms > 0 { timeout_ms } else { fake::PATIENCE_MS };
+        return sys::wait(&[(fd, libc::POLLIN)], limit_ms);
     }
     sys::wait(&[(fd, libc::POLLOUT)], timeout_ms)
 }

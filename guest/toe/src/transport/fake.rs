@@ -13,6 +13,9 @@ use crate::sys::{self, Fd, Name, Res};
 /// A test is not to wait longer for what the host that it plays has to say.
 pub(super) const PATIENCE_MS: i32 = 20_000;
 
+/// Among all other tests it may be so much slower than a host.
+pub(super) const SLOWNESS: i32 = 4;
+
 const VARIABLE: &str = "NIGHTPORTER_TOE_FAKE_HOST";
 
 static DIRECTORY: OnceLock<Option<PathBuf>> = OnceLock::new();

@@ -47,6 +47,10 @@ pub(crate) struct State {
     /// Control connections, by number.
     controls: BTreeMap<usize, UnixStream>,
     next_control: usize,
+    /// It does not take control connections, as a device without a daemon.
+    is_away: bool,
+    /// Control connections that were tried since it is.
+    pub(crate) attempts: usize,
     /// It does not answer.
     is_silent: bool,
     /// Requests that have come since it does not.
@@ -101,6 +105,8 @@ impl Host {
             asked_to_listen: 0,
             controls: BTreeMap::new(),
             next_control: 0,
+            is_away: false,
+            attempts: 0,
             is_silent: false,
             unanswered: 0,
             sockets: BTreeMap::new(),
@@ -131,6 +137,13 @@ impl Host {
     fn wait_until(&self, otherwise: &str, is_so: impl Fn(&State) -> bool) {
         let waited = CHANGED.wait_timeout_while(self.state(), PATIENCE, |state| !is_so(state));
         assert!(!waited.expect("no panic").1.timed_out(), "{otherwise}");
+    }
+
+    /// From now on it takes no control connection, or again.
+    pub(crate) fn be_away(&self, is_away: bool) {
+        let mut state = self.state();
+        (state.is_away, state.attempts) = (is_away, 0);
+        CHANGED.notify_all();
     }
 
     /// From now on it answers nobody who asks, or again.
@@ -182,6 +195,15 @@ impl Host {
 /// A control connection.
 fn control(mut stream: UnixStream, shared: &Mutex<State>) {
     let mut state = shared.lock().expect("no panic");
+    if state.is_away {
+        state.attempts += 1;
+        let away = CHANGED.wait_timeout_while(state, PATIENCE, |state| state.is_away);
+        state = away.expect("no panic").0;
+    }
+    if stream.write_all(b"!").is_err() {
+        // It was not waited for.
+        return;
+    }
     state.next_control += 1;
     let own = state.next_control;
     state.controls.insert(own, stream.try_clone().expect("a copy"));

@@ -1,6 +1,7 @@
 //! The library under programs that do not know of it, with a host that the test plays, in a network
 //! namespace of the test's own. Needs root.
 
+mod away;
 mod host;
 mod launcher;
 mod library;
