@@ -17,6 +17,21 @@ use crate::{address, transport};
 const CLOSED: u8 = 7;
 /// How often it is looked whether a signal waits for a connect() to end, ms.
 const LOOK_MS: c_int = 100;
+/// A connect() that must not block is given so much time, ms. Guest TCP, which does not hold up the
+/// program, has its turn then. A host that is there usually knows within a round trip.
+const LIMIT_MS: c_int = 500;
+
+/// How often a connect() is looked after before it is left to guest TCP. `None`: until its end.
+/// Looks are counted, so a guest that waits for its CPU meanwhile has waited for one.
+fn looks_max(fd: &Owned) -> Option<c_int> {
+    let limit_ms = match sys::timeout_ms(fd.0, libc::SO_SNDTIMEO) {
+        _ if sys::is_nonblocking(fd.0) => LIMIT_MS,
+        -1 => return None,
+        // TCP will wait for as long again.
+        timeout_ms => timeout_ms.min(LIMIT_MS),
+    };
+    Some((limit_ms / LOOK_MS).max(1))
+}
 
 impl World {
     /// connect().
@@ -76,10 +91,14 @@ impl World {
             sys::bind_to(fd.0, &address::name(family, SocketAddr::new(own.ip(), port))).ok()?;
         }
         sys::set_nonblocking(toe.0, true);
+        let looks_max = looks_max(fd);
         let outcome = match transport::call(toe.0, SOCKETS) {
             Ok(()) | Err(libc::EINPROGRESS) => {
+                let mut looks = 0;
                 while transport::wait(toe.0, LOOK_MS) == Ok(false) {
-                    if self.watch.interruption(call).is_some() {
+                    looks += 1;
+                    let is_late = looks_max.is_some_and(|max| looks >= max);
+                    if is_late || self.watch.interruption(call).is_some() {
                         // TCP's can be interrupted, and goes on all the same.
                         return None;
                     }

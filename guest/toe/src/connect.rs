@@ -74,7 +74,7 @@ pub(crate) fn begin(fd: Fd, name: &Name) -> Option<Res> {
     sys::set_nonblocking(socket.0, true);
     let progress = match transport::call(socket.0, SOCKETS) {
         Ok(()) | Err(libc::EINPROGRESS) if nonblocking => Progress::Pending,
-        Ok(()) | Err(libc::EINPROGRESS) => follow(socket.0, timeout_ms(fd, libc::SO_SNDTIMEO)),
+        Ok(()) | Err(libc::EINPROGRESS) => follow(socket.0, sys::timeout_ms(fd, libc::SO_SNDTIMEO)),
         Err(errno) => Progress::Failed(errno),
     };
     let (kind, result) = match progress {
@@ -189,18 +189,6 @@ fn take_over(fd: Fd, taken: &Temporary, name: &Name) -> Res {
 /// The number of an errno that the host knows.
 pub(crate) fn number(errno: nightporter_core::toe::errno::Errno) -> c_int {
     c_int::try_from(errno.number()).unwrap_or(libc::ECONNRESET)
-}
-
-/// SO_SNDTIMEO or SO_RCVTIMEO as poll() has it.
-pub(crate) fn timeout_ms(fd: Fd, name: c_int) -> c_int {
-    let mut time = [0; 16];
-    let read = sys::option(fd, SOL_SOCKET, name, &mut time);
-    let part = |at: usize| i64::from_ne_bytes(time[at..at + 8].try_into().expect("eight"));
-    match part(0).saturating_mul(1000).saturating_add((part(8) + 999) / 1000) {
-        0 => -1,
-        _ if read.is_err() => -1,
-        ms => c_int::try_from(ms).unwrap_or(c_int::MAX),
-    }
 }
 
 /// Waits for a connect(), and returns its end once.
@@ -344,7 +332,7 @@ pub(crate) fn undo(fd: Fd, socket: &Arc<Socket>) -> Res {
 /// connect() of a socket that is being connected.
 pub(crate) fn again(fd: Fd) -> Res {
     let nonblocking = sys::is_nonblocking(fd);
-    let timeout = if nonblocking { 0 } else { timeout_ms(fd, libc::SO_SNDTIMEO) };
+    let timeout = if nonblocking { 0 } else { sys::timeout_ms(fd, libc::SO_SNDTIMEO) };
     match settle(fd, timeout) {
         Progress::Pending | Progress::ByTcp => Err(libc::EALREADY),
         Progress::Interrupted => Err(libc::EINTR),

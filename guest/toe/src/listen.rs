@@ -185,7 +185,7 @@ impl Listener {
             let halves = [(self.native.0, libc::POLLIN), (self.toe.0, libc::POLLIN)];
             let whole = [(fd, libc::POLLIN)];
             let awaited = if table::is_confined() { &halves[..] } else { &whole };
-            match sys::wait(awaited, connect::timeout_ms(self.native.0, libc::SO_RCVTIMEO)) {
+            match sys::wait(awaited, sys::timeout_ms(self.native.0, libc::SO_RCVTIMEO)) {
                 Ok(true) => {}
                 Ok(false) => return Err(libc::EAGAIN),
                 Err(libc::EINTR) if sys::signals_restart_calls() => {}

@@ -293,6 +293,18 @@ pub(crate) fn set_option(fd: Fd, level: c_int, name: c_int, value: &[u8]) -> Res
     check(unsafe { setsockopt(fd, level, name, at, len) }).map(drop)
 }
 
+/// SO_SNDTIMEO or SO_RCVTIMEO as poll() has it.
+pub(crate) fn timeout_ms(fd: Fd, name: c_int) -> c_int {
+    let mut time = [0; 16];
+    let read = option(fd, libc::SOL_SOCKET, name, &mut time);
+    let part = |at: usize| i64::from_ne_bytes(time[at..at + 8].try_into().expect("eight"));
+    match part(0).saturating_mul(1000).saturating_add((part(8) + 999) / 1000) {
+        0 => -1,
+        _ if read.is_err() => -1,
+        ms => c_int::try_from(ms).unwrap_or(c_int::MAX),
+    }
+}
+
 /// shutdown().
 pub(crate) fn shut(fd: Fd, how: c_int) -> Res {
     // SAFETY: no pointers.

@@ -38,6 +38,8 @@ pub(crate) struct State {
     pub(crate) native: BTreeSet<IpAddr>,
     /// What cannot be reached.
     pub(crate) nowhere: BTreeSet<IpAddr>,
+    /// What does not answer, and is not known to be out of reach.
+    pub(crate) mute: BTreeSet<IpAddr>,
     /// Programs that have asked to connect.
     pub(crate) programs: Vec<Program>,
     wanted: BTreeMap<u32, (SocketAddr, SocketAddr)>,
@@ -99,6 +101,7 @@ impl Host {
             ips: vec![ip],
             native: BTreeSet::new(),
             nowhere: BTreeSet::new(),
+            mute: BTreeSet::new(),
             programs: Vec::new(),
             wanted: BTreeMap::new(),
             listeners: Vec::new(),
@@ -324,6 +327,9 @@ impl State {
 fn connected(directory: &Path, mut stream: UnixStream, guest: u32, shared: &Mutex<State>) {
     let mut state = shared.lock().expect("no panic");
     let (own, other) = state.wanted.remove(&guest).expect("it has asked");
+    let is_mute = |state: &mut State| state.mute.contains(&other.ip());
+    let waited = CHANGED.wait_timeout_while(state, PATIENCE, is_mute);
+    state = waited.expect("no panic").0;
     let listener = state.listener(other);
     let code = match listener {
         _ if state.nowhere.contains(&other.ip()) => Code::Failed(Errno::HostUnreachable),

@@ -273,6 +273,32 @@ fn a_daemon_that_never_answers_is_none() {
 }
 
 #[test]
+fn a_connect_that_must_not_block_does_not_wait_for_a_destination_that_does_not_answer() {
+    let Some(world) = World::of_scripts() else { return };
+    let native = world.native_script("listener = listening(8062)\nsay('listens')\nhear()\n");
+    assert_eq!(native.says(), "listens");
+    world.host.state().mute.insert(GUEST);
+    let client = world.launched_script(
+        "
+for nonblocking in True, False:
+    s = socket.socket()
+    s.setblocking(not nonblocking)
+    if not nonblocking:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack('ll', 0, 300000))
+    began = time.monotonic()
+    error = s.connect_ex((ip, 8062))
+    say(error in (0, errno.EINPROGRESS), time.monotonic() - began < 10)
+    select.select([], [s], [])
+    say(s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), s.getpeername()[1])
+",
+    );
+    for _ in 0..2 {
+        assert_eq!((client.says(), client.says()), ("True True".into(), "0 8062".into()));
+    }
+    assert_eq!(world.host.state().connections, 0);
+}
+
+#[test]
 fn a_listener_outlives_a_daemon_and_a_lack_of_descriptors() {
     let Some(world) = World::of_scripts() else { return };
     let shell = world.launched("python3");
