@@ -11,7 +11,7 @@ use crate::calls::{Done, LOOPBACK, Pair, World, any_port, name};
 use crate::sys::{self, Name, Res};
 use crate::transport::Patience;
 use crate::watch::{Call, Owned};
-use crate::{address, transport};
+use crate::{address, home, transport};
 
 /// tcpi_state of a socket that is neither connected nor about to be.
 const CLOSED: u8 = 7;
@@ -78,7 +78,9 @@ impl World {
         let guest = transport::take_port(toe.0).ok()?;
         let from = address::from(Some(own).filter(|own| !own.ip().is_unspecified()), to, port);
         let program = self.watch.program(call);
-        match self.host.ask(Ask::Connect { guest, from, to, program })?.code {
+        let source = from.ip().is_unspecified().then(|| home::source_of(fd.0, to)).flatten();
+        let ask = |from| self.host.ask(Ask::Connect { guest, from, to, program });
+        match home::ask_to_connect(from, source, ask)? {
             Code::Done => {}
             Code::Failed(errno) if errno.number() != libc::EADDRNOTAVAIL.cast_unsigned() => {
                 return Some(Err(errno.number().cast_signed()));

@@ -154,8 +154,11 @@ fn prepare(fd: Fd, family: c_int, to: SocketAddr) -> Res<Option<Prepared>> {
     let port = reserved.as_ref().map_or_else(|| bound.map_or(0, |own| own.port()), |r| r.1);
     let from = address::from(own.filter(|own| !own.ip().is_unspecified()), to, port);
     let guest = prepared.guest;
-    let ask = Ask::Connect { guest, from, to, program: crate::program() };
-    match control::ask(ask).map(|answer| answer.code) {
+    // One that has confined itself may not be allowed to find out.
+    let may_look = from.ip().is_unspecified() && !table::is_confined();
+    let source = if may_look { home::source_of(fd, to) } else { None };
+    let ask = |from| control::ask(Ask::Connect { guest, from, to, program: crate::program() });
+    match home::ask_to_connect(from, source, ask) {
         Some(Code::Done) => {}
         // The host knows some addresses of this guest. It may have others.
         Some(Code::Failed(errno)) if number(errno) != libc::EADDRNOTAVAIL => {

@@ -1,12 +1,14 @@
 //! Whether a socket is in the network of the VM itself. Containers of a guest have others, which do
 //! not have the VM's addresses: their listeners do not use the VM's ports, and they connect by
-//! their own network. Their sockets stay native.
+//! their own network. Their sockets stay native. And the address from which one of that network
+//! connects.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use libc::{AF_INET, AF_INET6, SOL_SOCKET, c_int};
-use nightporter_core::toe::control::{Ask, Program, Reply};
+use nightporter_core::toe::control::{Ask, Code, Program, Reply};
+use nightporter_core::toe::errno::Errno;
 
 use crate::address;
 use crate::sys::{self, Fd};
@@ -62,15 +64,41 @@ fn ask_for_own(family: c_int, ask: impl Fn(Ask) -> Option<Reply>) -> Option<Repl
 }
 
 /// Whether this process's network has the address, and is that one. A datagram to an own address
-/// would come from that address; nothing is sent. (A network without any address lets sockets be
-/// bound to all.)
+/// would come from that address. (A network without any address lets sockets be bound to all.)
 fn is_one_of(wanted: u64, family: c_int, own: SocketAddr) -> bool {
+    source(wanted, family, own.ip()) == Some(own.ip())
+}
+
+/// The address that a datagram to another one would come from, by the routes of this process's
+/// network, if it is that one. Nothing is sent.
+fn source(wanted: u64, family: c_int, to: IpAddr) -> Option<IpAddr> {
     let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
-    let Ok(fd) = sys::new_socket(family, kind, 0) else { return false };
-    let from = sys::connect_to(fd, &address::name(family, SocketAddr::new(own.ip(), DISCARD)))
+    let fd = sys::new_socket(family, kind, 0).ok()?;
+    let from = sys::connect_to(fd, &address::name(family, SocketAddr::new(to, DISCARD)))
         .and_then(|()| sys::name_of(fd));
-    let is_own = from.ok().and_then(|name| address::parse(&name)).map(|from| from.ip());
-    let has_it = network(fd) == wanted && is_own == Some(own.ip());
+    let is_there = network(fd) == wanted;
     sys::close_fd(fd);
-    has_it
+    from.ok().and_then(|name| address::parse(&name)).map(|from| from.ip()).filter(|_| is_there)
+}
+
+/// The address from which TCP would connect a socket that is bound to none.
+pub(crate) fn source_of(fd: Fd, to: SocketAddr) -> Option<IpAddr> {
+    source(network(fd), if to.is_ipv4() { AF_INET } else { AF_INET6 }, to.ip())
+}
+
+/// Asks the host whether a socket may connect `from` there, or, if that is unspecified, from the
+/// `source` that the guest's routes say. If the host does not know that one as the VM's, it has its
+/// choice.
+pub(crate) fn ask_to_connect(
+    from: SocketAddr,
+    source: Option<IpAddr>,
+    ask: impl Fn(SocketAddr) -> Option<Reply>,
+) -> Option<Code> {
+    if let Some(source) = source.filter(|_| from.ip().is_unspecified()) {
+        let code = ask(SocketAddr::new(source, from.port()))?.code;
+        if code != Code::Failed(Errno::AddressNotAvailable) {
+            return Some(code);
+        }
+    }
+    ask(from).map(|reply| reply.code)
 }

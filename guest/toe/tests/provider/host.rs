@@ -241,6 +241,11 @@ impl State {
         }
         let code = match asked.ask {
             Ask::Connect { to, .. } if self.native.contains(&to.ip()) => Code::Native,
+            Ask::Connect { from, .. }
+                if !from.ip().is_unspecified() && !self.ips.contains(&from.ip()) =>
+            {
+                Code::Failed(Errno::AddressNotAvailable)
+            }
             Ask::Connect { guest, from, to, .. } => {
                 assert!(from.port() != 0, "{asked:?}");
                 let mut own = self.ips.iter().filter(|ip| ip.is_ipv4() == from.is_ipv4());

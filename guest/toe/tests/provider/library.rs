@@ -1,7 +1,7 @@
 //! Programs under the library when something goes wrong, or when they do unusual things.
 
-use crate::World;
 use crate::script::{Script, signal};
+use crate::{GUEST, NATIVE, OTHER, World};
 
 /// Answers each who comes with a word, and ends when a word comes back.
 const ECHO: &str = "
@@ -329,6 +329,7 @@ say([later(8040) for _ in range(3)])
 #[test]
 fn an_address_without_a_port_is_kept_on_the_way_back_to_tcp() {
     let Some(world) = World::of_scripts() else { return };
+    world.host.state().ips.push(NATIVE);
     // The host has no listener there.
     let native = world.native_script(
         "
@@ -352,6 +353,35 @@ hear()
 ",
     );
     assert_eq!((native.says(), native.says()), ("True".into(), "True".into()));
+}
+
+#[test]
+fn a_connection_comes_from_the_address_that_the_route_says() {
+    // The VM's addresses, and the one from which a connection to the guest's own address comes: the
+    // route says that address. If the host does not know it, the first one that it knows.
+    let table = [(&[OTHER, GUEST][..], GUEST), (&[OTHER], OTHER)];
+    for (start, (ips, from)) in [World::script, World::launched_script]
+        .into_iter()
+        .flat_map(|start| table.map(|row| (start, row)))
+    {
+        let Some(world) = World::of_scripts() else { return };
+        world.host.state().ips = ips.to_vec();
+        let server = world.script(
+            "
+listener = listening(8063, '0.0.0.0')
+say('listens')
+s, peer = listener.accept()
+say(peer[0])
+s.sendall(b'x')
+",
+        );
+        assert_eq!(server.says(), "listens");
+        world.host.wait_for_listener(8063);
+        let client = start(&world, "s = connected(8063)\ns.recv(1)\nsay(s.getsockname()[0])\n");
+        let from = from.to_string();
+        assert_eq!((server.says(), client.says()), (from.clone(), from), "{ips:?}");
+        assert_eq!(world.host.state().connections, 1);
+    }
 }
 
 #[test]

@@ -28,6 +28,8 @@ use nix::unistd::Pid;
 const SUITE: &str = env!("CARGO_BIN_EXE_nightporter-toe-suite");
 const LAUNCHER: &str = env!("CARGO_BIN_EXE_nightporter-toe");
 const GUEST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 99, 0, 2));
+/// The guest's, in another subnet. The host need not know it.
+const OTHER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 98, 0, 2));
 const NATIVE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 99, 0, 9));
 /// No program takes longer.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -50,6 +52,7 @@ impl World {
             "link set lo up",
             "addr add 10.99.0.2/24 dev lo",
             "addr add 10.99.0.9/24 dev lo",
+            "addr add 10.98.0.2/24 dev lo",
             "addr add fd00::2/64 dev lo nodad",
             "route add unreachable 10.99.7.7",
         ] {
