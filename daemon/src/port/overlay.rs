@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use nightporter_core::drops::DropReason;
-use nightporter_core::limits::{COPY_COST, OVERLAY_DATAGRAM_BYTES_MAX, TOLD_MAX};
+use nightporter_core::limits::{COPY_COST, FRAMES_PER_PORT, OVERLAY_DATAGRAM_BYTES_MAX, TOLD_MAX};
 use nightporter_core::overlay::ecn::Ecn;
 use nightporter_core::overlay::{self, Batch, Overlay, PeerId, SOURCE_PORTS, To, overhead};
 use nightporter_core::port::PortId;
@@ -44,6 +44,9 @@ pub(crate) const SEND_BYTES: usize = 4 << 20;
 const BAD_DATAGRAMS_MAX: usize = 64;
 /// Answers that wait to be received; questions beyond go to the peers.
 const ANSWERS_MAX: usize = 64;
+/// Answers that are received in one turn: an eighth of its frames. The rest is for datagrams, or
+/// one VM's questions would keep all that peers send to this host waiting.
+const ANSWERS_PER_TURN: usize = FRAMES_PER_PORT / 8;
 /// The smallest MTU that a narrow path makes of the configured one: Linux takes no path for
 /// narrower than 552 bytes (`net.ipv4.route.min_pmtu`), less the headers of the tunnel over IPv4.
 const NARROW_MTU_MIN: u16 = 502;
@@ -72,12 +75,26 @@ pub struct OverlayPort {
     from: PeerId,
     /// Answers in the name of stations that were told, as frames that come in here.
     answers: VecDeque<Vec<u8>>,
-    /// Datagrams without a frame in this turn, and when that is.
-    bad: (Instant, usize),
+    received: Counts,
     outbox: Box<[u8]>,
     /// A frame that was given in pieces.
     whole: Vec<u8>,
     drops: [u64; DropReason::ALL.len()],
+}
+
+/// What was received in a turn that began then.
+#[derive(Debug)]
+struct Counts {
+    turn: Instant,
+    answers: usize,
+    /// Datagrams without a frame.
+    bad: usize,
+}
+
+impl Counts {
+    const fn of(turn: Instant) -> Self {
+        Self { turn, answers: 0, bad: 0 }
+    }
 }
 
 /// The sockets of an overlay, for another thread. They stay open as long as it has them, and an
@@ -169,7 +186,7 @@ impl OverlayPort {
             inbox: Inbox::new(),
             from: PeerId(0),
             answers: VecDeque::new(),
-            bad: (Instant::ZERO, 0),
+            received: Counts::of(Instant::ZERO),
             outbox: vec![0; OVERLAY_DATAGRAM_BYTES_MAX].into(),
             whole: Vec::new(),
             drops: [0; DropReason::ALL.len()],
@@ -305,7 +322,13 @@ impl OverlayPort {
     /// Reads the next frame into `buf`, which should hold 64 KiB and an Ethernet header. `now` is
     /// the same in all calls of a turn.
     pub fn receive(&mut self, now: Instant, buf: &mut [u8]) -> Received {
-        if let Some(answer) = self.answers.pop_front() {
+        if self.received.turn != now {
+            self.received = Counts::of(now);
+        }
+        if self.received.answers < ANSWERS_PER_TURN
+            && let Some(answer) = self.answers.pop_front()
+        {
+            self.received.answers += 1;
             if self.answers.is_empty() {
                 self.seat.silence();
             }
@@ -313,15 +336,14 @@ impl OverlayPort {
             buf[..len].copy_from_slice(&answer[..len]);
             return Received::Frame(VirtioNetHdr::default(), len);
         }
-        if self.bad.0 != now {
-            self.bad = (now, 0);
-        }
-        while self.bad.1 < BAD_DATAGRAMS_MAX {
+        while self.received.bad < BAD_DATAGRAMS_MAX {
             let Some(at) = self.inbox.pop() else {
                 match self.seat.fill(now, &mut self.inbox) {
                     Ok(Filled::Own) => self.look_whose(),
                     Ok(Filled::Nothing) | Err(Errno::EINTR) => {}
                     Ok(Filled::Spent) => return Received::Spent,
+                    // The bell may be silent: datagrams that waited have silenced it.
+                    Err(_) if !self.answers.is_empty() => return Received::Spent,
                     // Nothing else is wrong for longer than a datagram.
                     Err(_) => return Received::Empty,
                 }
@@ -347,14 +369,14 @@ impl OverlayPort {
             self.from = peer;
             return;
         }
-        self.bad.1 += 1;
+        self.received.bad += 1;
         while self.inbox.pop().is_some() {
             self.drops[DropReason::UnknownPeer as usize] += 1;
         }
     }
 
     fn drop_datagram(&mut self, reason: DropReason) {
-        self.bad.1 += 1;
+        self.received.bad += 1;
         self.drops[reason as usize] += 1;
     }
 
@@ -649,6 +671,47 @@ mod tests {
         let (first, second) = (Instant::from_secs(1), Instant::from_secs(2));
         assert_eq!(turn(first), (Some(Received::Spent), 64));
         assert_eq!(turn(second), (Some(Received::Empty), 70));
+    }
+
+    /// Who has 10.0.0.2? Asked by 10.0.0.1.
+    fn arp() -> Vec<u8> {
+        let (mac, head) = ([2, 0, 0, 0, 0, 1], [8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
+        [&[0xff; 6][..], &mac, &head, &mac, &[10, 0, 0, 1], &[0; 6], &[10, 0, 0, 2]].concat()
+    }
+
+    #[test]
+    fn what_one_vm_asks_leaves_most_of_a_turn_to_what_peers_send() {
+        let (mut port, peer) = port_and_peer(4);
+        let station = [2, 0, 0, 0, 0, 2];
+        assert!(port.tell(station, port.config.peers[0].ip(), &[[10, 0, 0, 2].into()]));
+        let frame = [&[2; 12][..], &[0x88, 0xb5], &[0; 40]].concat(); // "local experimental"
+        let datagram = [&[8, 0, 0, 0, 0, 0, 7, 0], &frame[..]].concat();
+        for _ in 0..100 {
+            peer.send_to(&datagram, port.config.local).unwrap();
+        }
+        // In each turn the VM asks as often as it is answered. Answers, frames, and what then is.
+        let mut turn = |secs, asks| {
+            let now = Instant::from_secs(secs);
+            for _ in 0..asks {
+                let asked = port.send(now, &VirtioNetHdr::default(), &[&arp()]);
+                assert_eq!(asked, Sent::Done);
+            }
+            let (mut answers, mut frames, mut buf) = (0, 0, [0; 2000]);
+            while answers + frames < FRAMES_PER_PORT {
+                match port.receive(now, &mut buf) {
+                    Received::Frame(..) if buf[6..12] == station => answers += 1,
+                    Received::Frame(..) => frames += 1,
+                    last => return (answers, frames, Some(last)),
+                }
+            }
+            (answers, frames, None)
+        };
+        assert_eq!(turn(1, ANSWERS_MAX), (8, 56, None));
+        assert_eq!(turn(2, 8), (8, 44, Some(Received::Spent)), "answers wait");
+        for secs in 3..9 {
+            assert_eq!(turn(secs, 0), (8, 0, Some(Received::Spent)));
+        }
+        assert_eq!(turn(9, 0), (8, 0, Some(Received::Empty)));
     }
 
     #[test]
