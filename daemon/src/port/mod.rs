@@ -3,6 +3,7 @@
 pub mod guest;
 mod inbox;
 mod messages;
+mod outcome;
 pub mod overlay;
 pub mod shared;
 pub mod tap;
