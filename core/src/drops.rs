@@ -56,7 +56,8 @@ drop_reasons! {
     RateLimit = "rate_limit",
     /// The VM sends more frames to groups than its limit: 1,000 at once, 10,000 a second.
     Storm = "storm",
-    /// The destination port has no driver listening (link down, driver reset).
+    /// The destination port has no driver listening (link down, driver reset), or is an overlay
+    /// that has no peers or reaches none of them.
     PortDown = "port_down",
     /// The destination queue and its backlog are full.
     QueueFull = "queue_full",

@@ -416,6 +416,9 @@ impl OverlayPort {
             To::Peer(PeerId(peer)) => (peer, std::slice::from_ref(&peers[usize::from(peer)])),
             To::All => (0, &peers[..]),
         };
+        if peers.is_empty() {
+            return Sent::Dropped(DropReason::PortDown);
+        }
         let sender = &senders[usize::try_from(route.flow_hash).unwrap_or(0) % SENDERS];
         let mut outcome = Outcome::default();
         while let Some(batch) = datagrams.next_into(outbox) {
@@ -634,6 +637,18 @@ mod tests {
             assert_eq!(turn(secs, 0), (8, 0, Some(Received::Spent)));
         }
         assert_eq!(turn(9, 0), (8, 0, Some(Received::Empty)));
+    }
+
+    #[test]
+    fn a_frame_that_goes_to_no_peer_is_dropped() {
+        let (mut port, peer) = port_and_peer(5);
+        let frame = [&[0xff; 6][..], &[2; 6], &[0x88, 0xb5], &[0; 40]].concat();
+        let mut send = |peers| {
+            port.set(&OverlayConfig { peers, ..port.config.clone() });
+            port.send(Instant::from_secs(1), &VirtioNetHdr::default(), &[&frame])
+        };
+        assert_eq!(send(vec![]), Sent::Dropped(DropReason::PortDown));
+        assert_eq!(send(vec![peer.local_addr().unwrap()]), Sent::Done);
     }
 
     #[test]
