@@ -17,8 +17,8 @@ pub(super) struct Outcome {
     /// Bytes of datagrams beyond the first.
     copied: usize,
     first: usize,
-    /// A peer whose path takes less.
-    pub(super) narrow: Option<usize>,
+    /// Peers whose paths take less, by their bits.
+    pub(super) narrow: u64,
 }
 
 const _: () = assert!(PEERS_MAX <= 64);
@@ -35,8 +35,7 @@ impl Outcome {
             let why = not_sent(error, len > datagram);
             self.failed |= 1 << place;
             self.error = Some(why);
-            self.narrow =
-                (why == Sent::Dropped(DropReason::TooBig)).then_some(place).or(self.narrow);
+            self.narrow |= u64::from(why == Sent::Dropped(DropReason::TooBig)) << place;
         }
     }
 
@@ -99,5 +98,19 @@ mod tests {
         assert_eq!(outcome(TWO, [Err(Errno::EINVAL)]), too_big);
         assert_eq!(outcome(ONE, [Err(Errno::EMSGSIZE)]), too_big);
         assert_eq!(outcome(ONE, [Err(Errno::EINVAL)]), Sent::Dropped(DropReason::PortDown));
+    }
+
+    #[test]
+    fn every_peer_with_a_narrow_path_is_known() {
+        let mut outcome = Outcome::default();
+        for (place, posted) in [Err(Errno::EMSGSIZE), Ok(()), Err(Errno::EMSGSIZE)]
+            .into_iter()
+            .chain([Err(Errno::EAGAIN), Ok(())])
+            .enumerate()
+        {
+            outcome.note(place, ONE, posted);
+        }
+        outcome.note(4, TWO, Err(Errno::EINVAL));
+        assert_eq!(outcome.narrow, 0b10101);
     }
 }

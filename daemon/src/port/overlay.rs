@@ -51,7 +51,7 @@ const ANSWERS_PER_TURN: usize = FRAMES_PER_PORT / 8;
 /// The smallest MTU that a narrow path makes of the configured one: Linux takes no path for
 /// narrower than 552 bytes (`net.ipv4.route.min_pmtu`), less the headers of the tunnel over IPv4.
 const NARROW_MTU_MIN: u16 = 502;
-/// How often the kernel is asked for a path's MTU, at most.
+/// How often the kernel is asked for the MTU of one path, at most.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// See the module doc.
@@ -69,8 +69,8 @@ pub struct OverlayPort {
     /// How many of them are no peers, for lack of room.
     left_out: usize,
     peers: Vec<SockaddrStorage>,
-    /// When the kernel was last asked for a path's MTU.
-    asked: Option<Instant>,
+    /// When the kernel was last asked for the MTU of the path to each of them.
+    asked: Vec<Option<Instant>>,
     inbox: Inbox,
     /// The peer whose datagrams are in it.
     from: PeerId,
@@ -182,7 +182,7 @@ impl OverlayPort {
             registered: Vec::new(),
             left_out: 0,
             peers: config.peers.iter().map(|&peer| peer.into()).collect(),
-            asked: None,
+            asked: vec![None; config.peers.len()],
             config: config.clone(),
             inbox: Inbox::new(),
             from: PeerId(0),
@@ -284,6 +284,7 @@ impl OverlayPort {
         if now != before {
             self.overlay.set_peers(&now.iter().map(SocketAddr::ip).collect::<Vec<_>>());
             self.peers = now.into_iter().map(SockaddrStorage::from).collect();
+            self.asked = vec![None; self.peers.len()]; // their places may be others now
             self.inbox.left = 0..0; // from a peer that may have another place now
         }
     }
@@ -428,21 +429,34 @@ impl OverlayPort {
             }
         }
         let sent = outcome.of(peers.len());
-        if let Some(place) = outcome.narrow.and_then(|place| u16::try_from(place).ok()) {
-            self.note_narrow(now, PeerId(first + place));
+        if outcome.narrow != 0 {
+            self.note_narrow_paths(now, first, outcome.narrow);
         }
         sent
     }
 
+    /// The paths to these peers, by their bits from `first` on, take less than was sent.
+    #[cold]
+    fn note_narrow_paths(&mut self, now: Instant, first: u16, mut narrow: u64) {
+        while narrow != 0 {
+            let place = u16::try_from(narrow.trailing_zeros()).expect("64 at most");
+            narrow &= narrow - 1;
+            self.note_narrow(now, PeerId(first + place));
+        }
+    }
+
     /// The path to `peer` takes less than the configuration says: from now on TCP for it is cut to
     /// what the path takes.
-    #[cold]
     fn note_narrow(&mut self, now: Instant, peer: PeerId) {
-        let Some(to) = self.peers.get(usize::from(peer.0)).copied() else { return };
-        if self.asked.is_some_and(|asked| now.since(asked) < ASK_INTERVAL) {
+        let place = usize::from(peer.0);
+        let (Some(to), Some(asked)) = (self.peers.get(place).copied(), self.asked.get_mut(place))
+        else {
+            return;
+        };
+        if asked.is_some_and(|asked| now.since(asked) < ASK_INTERVAL) {
             return;
         }
-        self.asked = Some(now);
+        *asked = Some(now);
         let local = self.config.local.ip();
         let Ok(path_mtu) = path_mtu(local, &to) else { return };
         let mtu = path_mtu.saturating_sub(overhead(local)).max(NARROW_MTU_MIN);
@@ -649,6 +663,22 @@ mod tests {
         };
         assert_eq!(send(vec![]), Sent::Dropped(DropReason::PortDown));
         assert_eq!(send(vec![peer.local_addr().unwrap()]), Sent::Done);
+    }
+
+    #[test]
+    fn all_narrow_paths_of_a_broadcast_are_noticed_at_once() {
+        let (mut port, _peer) = port_and_peer(6);
+        let peers = [2, 3, 4].map(|last| SocketAddr::from(([127, 0, 6, last], 4789)));
+        // The loopback takes 64 KiB less the headers: every path is narrower than this.
+        port.set(&OverlayConfig { peers: peers.into(), mtu: u16::MAX, ..port.config.clone() });
+        let now = Instant::from_secs(1);
+        let mtus =
+            |port: &OverlayPort| [0, 1, 2].map(|n| port.overlay.mtu(now, To::Peer(PeerId(n))));
+        let narrow = u16::MAX - overhead(port.config.local.ip());
+        port.note_narrow_paths(now, 0, 0b101);
+        assert_eq!(mtus(&port), [narrow, u16::MAX, narrow]);
+        port.note_narrow_paths(now, 1, 0b1);
+        assert_eq!(mtus(&port), [narrow; 3], "a second has not passed for the others alone");
     }
 
     #[test]
