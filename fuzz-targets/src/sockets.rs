@@ -280,7 +280,8 @@ impl World {
                         self.messages.push_back((message, Some(request)));
                     }
                     Output::Return(HERE, message) => self.messages.push_back((message, None)),
-                    Output::Message(..) | Output::Return(..) | Output::Gone(_) => {}
+                    Output::Message(..) | Output::Return(..) => {}
+                    Output::Gone(_) | Output::Listens(..) => {}
                     Output::Packets(vm) => {
                         while let Some((header, answer)) = self.host.poll_packet(vm) {
                             match answer {

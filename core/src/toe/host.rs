@@ -21,7 +21,7 @@
 //! may be of many messages, and should be: a guest has place for so many packets.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use super::control::{self, Answer, Ask, Asked, Code};
 use super::errno::Errno;
@@ -32,6 +32,7 @@ use super::joint::Joint;
 use super::late::{Name, Over, Requests};
 use super::message::{Kind, Message, Request};
 use super::sockets::{Opener, Socket, SocketId, Sockets, VmId};
+use super::state::State;
 use super::vsock::{Heard, Ports, for_nobody};
 use crate::limits::{TOE_CONTROLS_MAX, TOE_SOCKETS_MAX};
 use crate::time::Instant;
@@ -61,6 +62,8 @@ pub enum Output {
     /// A socket is gone: its [`SocketId`] means nothing any more, and payload that is due to it is
     /// not wanted.
     Gone(SocketId),
+    /// A process of a guest listens there from now on, beside others or as the only one.
+    Listens(VmId, SocketAddr),
 }
 
 /// What came from another host and was for no end of this one, or for one that is named here.
@@ -90,6 +93,8 @@ pub struct Host {
     /// Guests that have packets, of which the caller has not been told.
     ready_guests: VecDeque<VmId>,
     returns: VecDeque<(HostId, Message)>,
+    /// Listeners of which the caller has not been told: of one packet's requests.
+    listens: VecDeque<(VmId, SocketAddr)>,
     /// What guests that have gone may come back for.
     left: BTreeMap<VmId, Left>,
     /// Sockets of guests that have gone, and some that these had closed, which have not been told;
@@ -118,6 +123,7 @@ impl Host {
             ready: VecDeque::new(),
             ready_guests: VecDeque::new(),
             returns: VecDeque::new(),
+            listens: VecDeque::new(),
             left: BTreeMap::new(),
             ending: VecDeque::new(),
             // A guest may have connections of the daemon before this one.
@@ -161,6 +167,15 @@ impl Host {
     #[must_use]
     pub fn host_of(&self, socket: SocketId) -> Option<HostId> {
         self.sockets.get(socket).map(|socket| socket.host)
+    }
+
+    /// The guest of this host that asks for the connection with this name, and its request, as long
+    /// as the other end at `host` has not answered.
+    #[must_use]
+    pub fn asking(&self, host: HostId, id: ShadowId) -> Option<(VmId, Request)> {
+        let socket = self.sockets.get(self.socket(host, id, Side::Opener)?)?;
+        let asks = socket.joint.end().state() == State::Asking;
+        asks.then_some((socket.vm, socket.request))
     }
 
     /// The socket that a guest's kernel knows by these ports.
@@ -343,6 +358,9 @@ impl Host {
     pub fn poll_output(&mut self, now: Instant) -> Option<Output> {
         if let Some((host, message)) = self.returns.pop_front() {
             return Some(Output::Return(host, message));
+        }
+        if let Some((vm, at)) = self.listens.pop_front() {
+            return Some(Output::Listens(vm, at));
         }
         if let Some(vm) = self.ready_guests.pop_front() {
             return Some(Output::Packets(vm));
@@ -527,9 +545,13 @@ impl Host {
         let wanted = guest.wanted();
         let full = self.free_places(vm) <= wanted;
         let guest = self.guests.get_mut(&vm).expect("it is there");
-        guest.answer(port, asked, |program, request| {
+        let answer = guest.answer(port, asked, |program, request| {
             if full { Way::Native } else { policy.connect(vm, program, request) }
-        })
+        });
+        if let (Ask::Listen { at, .. }, Code::Done) = (asked.ask, answer.code) {
+            self.listens.push_back((vm, at));
+        }
+        answer
     }
 
     /// A packet is for no connection.

@@ -27,6 +27,7 @@ mod device;
 mod fabric;
 mod kept;
 mod limits;
+mod refusals;
 mod remote;
 mod rules;
 mod shares;
@@ -269,6 +270,7 @@ impl Toe {
             return 0;
         }
         self.note_pause(now);
+        self.rules.refusals.forgive(now);
         self.signal_taken(now);
         self.lift_limits(now);
         self.go_on_ending(now);
@@ -400,6 +402,7 @@ impl Toe {
                         self.look_at_both(now, socket, message.id);
                     }
                     _ => {
+                        self.note_refusal(now, HERE, &message);
                         let met = self.host.handle_message(now, HERE, &message);
                         // The stream may have ended: nothing more is about to come.
                         let to = met.socket.and_then(|socket| self.kept.try_again(socket));
@@ -410,6 +413,7 @@ impl Toe {
                     self.say(now, (socket, host), &message, &request);
                 }
                 Output::Return(HERE, message) => {
+                    self.note_refusal(now, HERE, &message);
                     let _ = self.host.handle_message(now, HERE, &message);
                 }
                 Output::Return(_, message) => self.answer(now, &message),
@@ -421,6 +425,7 @@ impl Toe {
                     self.narrow.remove(&socket);
                     self.let_go(now, socket);
                 }
+                Output::Listens(vm, at) => self.rules.note_listener(vm, at),
             }
         }
     }

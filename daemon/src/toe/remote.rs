@@ -468,6 +468,7 @@ impl Toe {
             return self.confuse(now, id);
         }
         self.rules.peers.note_reached(host);
+        self.note_refusal(now, host, message);
         let met = self.host.handle_message(now, host, message);
         self.hear(now);
         let goes_on = self.streams.get(id).is_some_and(|stream| !stream.closes);

@@ -7,7 +7,7 @@
 //! (`[[toe_rule]]`): they are about who connects, so nobody asks them at the other end.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use nightporter_core::toe::control::Program;
 use nightporter_core::toe::guest::{Policy, Way};
@@ -17,6 +17,7 @@ use nightporter_core::toe::sockets::VmId;
 
 use super::HERE;
 use super::fabric::Peers;
+use super::refusals::Refusals;
 use crate::config::ToeRule;
 
 /// A VM that has the device.
@@ -54,6 +55,8 @@ pub(super) struct Rules {
     /// What the operator says, besides: the first that fits decides.
     pub(super) rules: Vec<ToeRule>,
     pub(super) peers: Peers,
+    /// Who was refused where lately.
+    pub(super) refusals: Refusals,
     /// There is a way to other hosts.
     pub(super) is_open: bool,
 }
@@ -110,6 +113,16 @@ impl Rules {
     pub(super) fn stop(&mut self, vm: VmId) {
         if let Some((_, runs)) = self.members.get_mut(&vm) {
             *runs = false;
+        }
+    }
+
+    /// A process of it listens there from now on, and whoever was refused there may try again.
+    pub(super) fn note_listener(&mut self, vm: VmId, at: SocketAddr) {
+        let Some((member, _)) = self.members.get(&vm) else { return };
+        let Some(network) = self.number(&member.network) else { return };
+        let any = at.ip().is_unspecified();
+        for ip in member.ips.iter().filter(|ip| any || **ip == at.ip()) {
+            self.refusals.forget((network, *ip, at.port()));
         }
     }
 
@@ -198,10 +211,12 @@ impl Rules {
 
 impl Policy for Rules {
     fn connect(&self, vm: VmId, program: Program, request: &Request) -> Way {
-        match self.rules.iter().find(|rule| rule.fits(program, request.to)) {
+        let way = match self.rules.iter().find(|rule| rule.fits(program, request.to)) {
             Some(rule) if rule.native => Way::Native,
             _ => self.way(vm, request),
-        }
+        };
+        // Not a part of the way, by which a request that is said already is judged again.
+        if self.refusals.has(vm, request) { Way::Native } else { way }
     }
 }
 
@@ -380,6 +395,40 @@ mod tests {
         rules.add(VmId(1), member("10.0.0.2", Some(7), false));
         rules.start(VmId(1));
         assert_eq!(rules.connect(VmId(0), Program::NONE, &request), Way::Native);
+    }
+
+    #[test]
+    fn who_was_refused_tries_again_when_somebody_listens_there() {
+        let mut rules = rules(&[
+            ("10.0.0.1", None, false),
+            ("10.0.0.2", None, false),
+            ("10.0.0.3", None, false),
+        ]);
+        let two = ["10.0.0.2", "fd00::2"].map(|ip| ip.parse().unwrap());
+        rules.add(VmId(1), Member { ips: two.into(), ..member("10.0.0.2", None, false) });
+        rules.start(VmId(1));
+        let now = nightporter_core::time::Instant::from_secs(1000);
+        let request = request("10.0.0.1", "10.0.0.2");
+        let ask = |rules: &Rules, request: &Request| rules.connect(VmId(0), Program::NONE, request);
+        for (vm, listens, way) in [
+            (1, "10.0.0.2:80", Way::To(HERE)),
+            (1, "0.0.0.0:80", Way::To(HERE)),
+            (1, "[::]:80", Way::To(HERE)),
+            (1, "[fd00::2]:80", Way::Native),
+            (1, "10.0.0.2:81", Way::Native),
+            (2, "0.0.0.0:80", Way::Native),
+        ] {
+            rules.refusals.note(now, VmId(0), &request);
+            assert_eq!(ask(&rules, &request), Way::Native);
+            assert!(rules.may(&request), "a request that was said before is carried");
+            rules.note_listener(VmId(vm), listens.parse().unwrap());
+            assert_eq!(ask(&rules, &request), way, "{listens}");
+        }
+        let other = Request { to: "10.0.0.2:81".parse().unwrap(), ..request };
+        assert_eq!(ask(&rules, &other), Way::To(HERE), "another port");
+        let other = Request { from: "10.0.0.3:5".parse().unwrap(), ..request };
+        let way = rules.connect(VmId(2), Program::NONE, &other);
+        assert_eq!(way, Way::To(HERE), "another guest has its own answers");
     }
 
     #[test]

@@ -486,8 +486,9 @@ fn a_host_that_was_connected_to_asks_for_no_connection_in_that_stream() {
     host.says(&request().emit()).is_hung_up_on();
     let FabricStatus { nonsense, idle, streams, .. } = fabric(&one);
     assert_eq!((nonsense, idle, streams), (1, 0, 0));
-    // Its guests are reached as before.
-    let at = try_connect(&mut a, "10.0.0.9:80").unwrap();
+    // Its guests are reached as before, but where one was refused just now.
+    assert_eq!(try_connect(&mut a, "10.0.0.9:80"), Err(NATIVE));
+    let at = try_connect(&mut a, "10.0.0.9:81").unwrap();
     let (mut host, asked) = accept(&listener);
     host.answers(&asked, Kind::Established { edge: 1 << 20 });
     until(&mut [&mut a], "it is open", |g| g[0].socket(at).is_open);

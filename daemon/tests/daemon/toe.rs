@@ -1,7 +1,7 @@
 //! The virtual TOE between guests of one host.
 
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nightporter_api::Change;
 use nightporter_core::limits::TOE_PACKET_FULL;
@@ -170,17 +170,39 @@ fn who_is_not_there_is_reached_by_guest_tcp_and_who_does_not_listen_refuses() {
     let code = ask(&mut a, Ask::Describe(ports));
     assert_eq!(code, NATIVE, "nobody listens by TOE");
     drop(b);
-    until(&mut [&mut a], "its VMM has gone", |g| try_connect(g[0], SERVER) == Err(NATIVE));
+    let mut others = (81..).map(|port| format!("10.0.0.2:{port}"));
+    until(&mut [&mut a], "its VMM has gone", |g| {
+        try_connect(g[0], &others.next().unwrap()) == Err(NATIVE)
+    });
 }
 
-/// A finds that B's listener is full, and is sent to guest TCP. When there is a place again it
-/// connects as before.
+#[test]
+fn who_was_refused_goes_by_guest_tcp_until_somebody_listens_there() {
+    let (dir, _host) = start(&[("a", 1, ""), ("b", 2, ""), ("c", 3, "")]);
+    let (mut a, mut b, mut c) = (boot(&dir, "a"), boot(&dir, "b"), boot(&dir, "c"));
+    let ports = try_connect(&mut a, SERVER).unwrap();
+    until(&mut [&mut a, &mut b], "a refusal", |g| g[0].socket(ports).is_reset);
+    assert_eq!(try_connect(&mut a, SERVER), Err(NATIVE), "it is known now");
+    assert!(try_connect(&mut a, "10.0.0.2:81").is_ok(), "of another port nothing is known");
+    listen(&mut c, "0.0.0.0:80");
+    assert_eq!(try_connect(&mut a, SERVER), Err(NATIVE), "that is another guest");
+    listen(&mut b, "0.0.0.0:80");
+    connect(&mut a, &mut b, SERVER);
+}
+
+/// A finds that B's listener is full, and is sent to guest TCP. When there is a place again, and
+/// some seconds later, it connects as before.
 pub(crate) fn finds_a_listener_full(a: &mut SocketGuest, b: &mut SocketGuest) {
     b.is_full = true;
     let ports = try_connect(a, SERVER).unwrap();
     until(&mut [&mut *a, &mut *b], "an answer", |g| g[0].socket(ports).is_reset);
     assert_eq!(ask(a, Ask::Describe(ports)), NATIVE, "there it waits for a place");
     b.is_full = false;
+    let known = Instant::now();
+    assert_eq!(try_connect(a, SERVER), Err(NATIVE), "it is not asked again at once");
+    until(&mut [&mut *a, &mut *b], "it may try again", |_| {
+        known.elapsed() >= Duration::from_secs(5)
+    });
     connect(a, b, SERVER);
 }
 

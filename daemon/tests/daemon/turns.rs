@@ -185,7 +185,8 @@ fn vtoe_10_a_vm_with_two_addresses_takes_no_more_places_of_another_than_with_one
     let mut all = Vec::new();
     for n in 0..TOE_SOCKETS_MAX / 2 + 100 {
         a.from = both[n % 2];
-        all.push(try_connect(a, "10.0.0.2:80").unwrap());
+        // Those who come when one was refused are not asked for.
+        all.extend(try_connect(a, "10.0.0.2:80").ok());
     }
     until(&mut [a, b], "all are answered", |g| {
         all.iter().all(|at| g[0].socket(*at).is_open || g[0].socket(*at).is_reset)

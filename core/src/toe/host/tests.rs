@@ -61,6 +61,7 @@ struct World {
     abroad: Vec<Message>,
     gone: usize,
     returned: Vec<Message>,
+    listens: Vec<(VmId, SocketAddr)>,
 }
 
 impl World {
@@ -86,6 +87,7 @@ impl World {
             abroad: Vec::new(),
             gone: 0,
             returned: Vec::new(),
+            listens: Vec::new(),
         };
         for vm in [A, B] {
             let _ = world.says(vm, Op::Request, (CONTROL, control::PORT), |_| {});
@@ -153,6 +155,7 @@ impl World {
                 Output::Return(_, message) => self.returned.push(message),
                 Output::Packets(vm) => self.takes(vm),
                 Output::Gone(_) => self.gone += 1,
+                Output::Listens(vm, at) => self.listens.push((vm, at)),
             }
         }
     }
@@ -1182,6 +1185,42 @@ fn who_has_new_listeners_is_named_as_often_as_they_have_changed() {
     assert_eq!((changes(&mut w), ports(&w, B)), (vec![(B, 1)], Some(vec![])));
     let _ = w.host.remove_guest(NOW, B);
     assert_eq!((changes(&mut w), ports(&w, B)), (vec![(B, 1)], None));
+}
+
+#[test]
+fn whoever_begins_to_listen_is_named_each_time() {
+    let mut w = World::new();
+    let listen = |guest, text| Ask::Listen { guest, at: at(text), v4: false };
+    for (guest, text, code) in [
+        (1, "0.0.0.0:80", Code::Done),
+        (2, "0.0.0.0:80", Code::Done),
+        (3, "10.0.0.1:80", Code::Failed(Errno::AddressNotAvailable)),
+        (3, "[fd00::2]:80", Code::Done),
+    ] {
+        assert_eq!(w.asks(B, listen(guest, text)).code, code);
+    }
+    assert_eq!(w.asks(B, Ask::Unlisten { guest: 1 }).code, Code::Done);
+    let listens = ["0.0.0.0:80", "0.0.0.0:80", "[fd00::2]:80"].map(|text| (B, at(text)));
+    assert_eq!(w.listens, listens);
+}
+
+#[test]
+fn who_asks_for_a_connection_is_known_until_it_is_answered() {
+    let mut w = World::new();
+    let ask = Ask::Connect {
+        program: Program::NONE,
+        guest: 1,
+        from: at("0.0.0.0:4"),
+        to: at("10.0.0.2:80"),
+    };
+    assert_eq!(w.asks(A, ask).code, Code::Done);
+    let _ = w.says(A, Op::Request, (1, control::SOCKETS), |_| {});
+    let (asked, request) = w.requests[0];
+    assert_eq!(w.host.asking(HERE, asked.id), Some((A, request)));
+    assert_eq!(w.host.asking(THERE, asked.id), None, "another host's connection");
+    w.carry();
+    assert_eq!(w.heard(A), [Op::Reset], "nobody listens");
+    assert_eq!(w.host.asking(HERE, asked.id), None);
 }
 
 #[test]

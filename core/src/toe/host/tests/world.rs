@@ -503,6 +503,7 @@ impl World {
                 }
                 Output::Return(to, message) => self.sends(h, to, message, None, vec![]),
                 Output::Packets(vm) => self.packs(h, vm),
+                Output::Listens(..) => {}
                 Output::Gone(id) => {
                     self.due[h].remove(&id);
                     let Some(name) = self.names[h].remove(&id) else { continue };
