@@ -1,8 +1,10 @@
 //! Who is where, from a list: what is told of stations is what their overlay does. Needs root.
 
 use std::collections::BTreeMap;
+use std::net::Ipv6Addr;
 
 use nightporter_api::{Change, Reply, Request, StationInfo};
+use nightporter_core::wire::checksum::{Checksum, pseudo_header_v6};
 
 use crate::guest::{Guest, PLAIN};
 use crate::host::{Dir, Host};
@@ -51,17 +53,39 @@ fn arp_from(end: End, sender: [u8; 4], last: u8) -> Vec<u8> {
     frame
 }
 
+/// The VM, which is fd00::1, asks for the MAC of fd00::2 (RFC 4861 section 4.3).
+fn solicitation() -> Vec<u8> {
+    let [src, target] = [1, 2].map(address_v6);
+    let group = "ff02::1:ff00:2".parse::<Ipv6Addr>().unwrap().octets();
+    let mut message = [&[135, 0, 0, 0, 0, 0, 0, 0][..], &target].concat();
+    let mut sum = Checksum::new(pseudo_header_v6(src, group, 58, 24));
+    sum.add_bytes(&message);
+    message[2..4].copy_from_slice(&sum.finish().to_be_bytes());
+    let ethernet = [&[0x33, 0x33, 0xff, 0, 0, 2][..], &VM.mac(), &[0x86, 0xdd]].concat();
+    [&ethernet[..], &[0x60, 0, 0, 0, 0, 24, 58, 255], &src, &group, &message].concat()
+}
+
+fn address_v6(last: u16) -> [u8; 16] {
+    Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last).octets()
+}
+
 #[test]
 #[ignore = "needs root: it makes network namespaces"]
 fn a_station_on_the_list_is_found_at_once_and_speaks_for_itself_when_it_is_taken_off() {
     let w = world(VM_KEYS);
     let [one, two] = &w.peers;
-    assert_eq!(list(&w, &station("192.0.2.3")), ["~ stations: 0 listed -> 1"]);
+    let both = station("192.0.2.3").replace("\"10.0.0.2\"", "\"10.0.0.2\", \"fd00::2\"");
+    assert_eq!(list(&w, &both), ["~ stations: 0 listed -> 1"]);
     let mut a = Guest::boot(&w.dir.join("a"), PLAIN);
     a.offer(16);
     a.send_plain(&numbered(FAR.mac(), VM, 1));
     assert_eq!(two.gets().0, numbered(FAR.mac(), VM, 1));
     // Who has its address? The answer is there, and no peer was asked.
+    a.send_plain(&solicitation());
+    let answer = a.receive(1).remove(0);
+    assert_eq!((&answer[..6], &answer[6..12]), (&VM.mac()[..], &FAR.mac()[..]));
+    assert_eq!((answer[54], &answer[62..78]), (136, &address_v6(2)[..]), "an advertisement");
+    assert_eq!(answer[80..86], FAR.mac());
     a.send_plain(&arp(2));
     let answer = a.receive(1).remove(0);
     assert_eq!((&answer[..6], &answer[6..12]), (&VM.mac()[..], &FAR.mac()[..]));
@@ -76,9 +100,11 @@ fn a_station_on_the_list_is_found_at_once_and_speaks_for_itself_when_it_is_taken
     assert_eq!(list(&w, ""), ["~ stations: 1 listed -> 0"]);
     one.sends(&numbered(ALL, FAR, 3));
     assert_eq!(a.receive(1), [numbered(ALL, FAR, 3)]);
-    a.send_plain(&arp(2));
-    for peer in [one, two] {
-        assert_eq!(peer.gets().0, arp(2), "it has to answer itself");
+    for question in [arp(2), solicitation()] {
+        a.send_plain(&question);
+        for peer in [one, two] {
+            assert_eq!(peer.gets().0, question, "it has to answer itself");
+        }
     }
     a.send_plain(&numbered(FAR.mac(), VM, 4));
     assert_eq!(one.gets().0, numbered(FAR.mac(), VM, 4), "where it was heard");
