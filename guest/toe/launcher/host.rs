@@ -78,7 +78,7 @@ impl Host {
     /// The same, for a caller that may be held up so long.
     pub(crate) fn ask_with(&self, patience: Patience, ask: Ask) -> Option<Reply> {
         let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
-        if !line.pause.is_over(sys::now_ms()) {
+        if patience == Patience::Brief && !line.pause.is_over(sys::now_ms()) {
             return None;
         }
         // A connection may have died since it was used.

@@ -41,7 +41,8 @@ impl Line {
             table::set_kind(open.fd.0, Kind::Unknown);
             self.open = None;
         }
-        if table::is_confined() || !self.pause.is_over(sys::now_ms()) {
+        let may_try = patience == Patience::Long || self.pause.is_over(sys::now_ms());
+        if table::is_confined() || !may_try {
             return None;
         }
         let opened = connect(patience).and_then(|fd| Hidden::instead_of(fd, true));

@@ -73,11 +73,12 @@ pub(crate) fn own_port(fd: Fd) -> Res<u32> {
 /// How long a program is held up to find out whether the host is there. The daemon answers within
 /// a millisecond if it and the guest run; the rest is for a guest that waits for its CPU, whose
 /// clock goes on, or is emulated.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Patience {
     /// A connection by TCP is as good, and the next one may go by TOE.
     Brief,
-    /// A listener for TCP alone stays so, and programs seldom listen.
+    /// A listener for TCP alone stays so, and programs seldom listen. So it tries even if others
+    /// have just failed.
     Long,
 }
 

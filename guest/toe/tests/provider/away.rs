@@ -86,3 +86,28 @@ while True:
         }
     }
 }
+
+#[test]
+fn who_listens_when_a_host_has_come_back_is_found_by_it_although_connections_pause() {
+    for start in [World::script, World::launched_script] {
+        let Some(world) = World::of_scripts() else { return };
+        world.host.be_away(true);
+        // Three attempts, after the last of which there are four seconds.
+        let mut server = start(
+            &world,
+            "
+for pause in 1100, 2100, 0:
+    told(connected, 8066)
+    select.poll().poll(pause)
+say('pauses')
+hear()
+listener = listening(8066)
+hear()
+",
+        );
+        assert_eq!(server.says(), "pauses");
+        world.host.be_away(false);
+        server.hears("listen");
+        world.host.wait_for_listener(8066);
+    }
+}
