@@ -556,8 +556,9 @@ fn a_guest_is_signalled_that_its_packets_were_taken_when_they_are_many_or_after_
     }
     let signals = a.signals_of_taken() - before;
     // Each has two buffers.
-    let (many, late) = (2 * all * 4 / usize::from(QUEUE_SIZE), begun.elapsed().as_millis() / 5);
-    assert!(signals <= many as u64 + late as u64 + 1, "{signals} signals, {many} and {late}");
+    let (many, late) =
+        (2 * all * 4 / usize::from(QUEUE_SIZE), begun.elapsed().as_secs_f64() / 0.005);
+    assert!(signals as f64 <= many as f64 + late + 1.0, "{signals} signals, {many} and {late}");
     (a.waits_for_signals, b.waits_for_signals) = (true, true);
     cross(&mut a, &mut b);
 }
