@@ -42,6 +42,8 @@ const STREAMS_PER_TURN: usize = 64;
 const BYTES_PER_TURN: usize = 2 << 20;
 const BYTES_OF_A_MESSAGE: usize = 1 << 10;
 const BYTES_OF_A_REQUEST: usize = 64 << 10;
+/// And a stream that is lost for what it may have cost before.
+const BYTES_OF_A_LOSS: usize = 256 << 10;
 
 /// What became of payload.
 enum Filled {
@@ -374,9 +376,10 @@ impl Toe {
         }
     }
 
-    /// How many bytes it moved.
+    /// How many bytes it moved, or as many as it cost to find few in many records.
     fn serve_stream(&mut self, now: Instant, id: StreamId) -> usize {
         let Some(stream) = self.streams.get_mut(id) else { return 0 };
+        stream.begin_turn();
         let before = stream.waiting();
         let said = stream.flush(now);
         let written = before.saturating_sub(stream.waiting());
@@ -393,7 +396,8 @@ impl Toe {
         self.streams.note_owed(now, id);
         self.streams.flush_again(id); // an answer to hello
         self.heard = None;
-        written + read
+        let cost = self.streams.get(id).map_or(BYTES_OF_A_LOSS, Stream::cost);
+        written + read.max(cost)
     }
 
     /// How many bytes of payload there were, and whether there may be more at once.

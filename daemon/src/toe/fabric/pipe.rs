@@ -4,10 +4,12 @@
 //!
 //! - Records are read from the socket only while no plaintext is left, so what has no place with
 //!   its guest stays in the kernel, but for one read. Nobody waits for an event with plaintext in
-//!   hand: `WouldBlock` means that the socket was asked and had nothing.
+//!   hand: `WouldBlock` means that the socket was asked and had nothing, or [`Pipe::take_more`].
 //! - Bytes are encrypted only when all before them are with the socket, at most [`SEALED_AT_ONCE`]
 //!   of them. Those that the socket has not taken are [`Pipe::held`] and count as waiting; all
 //!   others wait in the stream, as bytes for a plain socket do.
+//! - What is read in a turn is bounded by what it costs ([`COST_MAX`]), not by the plaintext that
+//!   it brings: another host may send records of a byte, and others that change keys between them.
 //!
 //! Keys are changed by rustls before it has used them too often. An end of the other side's is an
 //! end of the stream, whether it was said (close_notify) or not: a connection of guests that has
@@ -31,9 +33,16 @@ pub(super) const SEALED_AT_ONCE: usize = 64 << 10;
 const SEALED_BYTES: usize = 64 << 10;
 /// And for all streams.
 pub(crate) const SEALED_BYTES_MAX: usize = STREAMS_MAX * SEALED_BYTES;
-/// Reads in a row that bring no plaintext, at most: then others have their turn. A record may come
-/// in many.
-const READS_IN_VAIN: usize = 8;
+/// Bytes that are read at once, at most: some 300 records of the shortest kind, each of which costs
+/// a few microseconds if it changes keys.
+const READ_MAX: usize = 8 << 10;
+/// What a pipe costs before others have their turn. A byte of plaintext costs 1, and a byte of the
+/// wire that brought none this many: so this is 32 KiB of records that change keys, which take
+/// 4 ms. A record of full length is 16 KiB, and costs half of it until all of it is there.
+const COST_MAX: usize = 512 << 10;
+const COST_IN_VAIN: usize = 16;
+/// A read costs as much as so many bytes of the wire that bring nothing.
+const BYTES_OF_A_READ: usize = 64;
 
 /// See the module's doc.
 #[derive(Debug)]
@@ -51,6 +60,9 @@ pub(super) struct Sealed {
     held: usize,
     /// There may be more to read, and no event will say so.
     has_more: bool,
+    /// Bytes of the wire that were read in this turn, and of plaintext that they brought.
+    wire: usize,
+    plain: usize,
     /// What was wrong with it.
     why: Option<String>,
 }
@@ -94,6 +106,21 @@ impl Pipe {
         matches!(self, Self::Sealed(_))
     }
 
+    /// It may cost as much as before, from now on.
+    pub(super) const fn begin_turn(&mut self) {
+        if let Self::Sealed(it) = self {
+            (it.wire, it.plain) = (0, 0);
+        }
+    }
+
+    /// What was read in this turn has cost so much, in bytes of plaintext; see [`COST_MAX`].
+    pub(super) const fn cost(&self) -> usize {
+        match self {
+            Self::Plain(_) => 0,
+            Self::Sealed(it) => it.cost(),
+        }
+    }
+
     /// Whether there may be more to read of which no event tells. Once.
     pub(super) fn take_more(&mut self) -> bool {
         match self {
@@ -129,11 +156,25 @@ impl From<OwnedFd> for Pipe {
 impl From<Secured> for Pipe {
     fn from(Secured { socket, tls }: Secured) -> Self {
         let held = usize::from(tls.wants_write()); // the last of the handshake
-        Self::Sealed(Sealed { socket, tls, held, has_more: false, why: None })
+        Self::Sealed(Sealed { socket, tls, held, has_more: false, wire: 0, plain: 0, why: None })
+    }
+}
+
+/// A socket, of which not much is read at once.
+struct Sips<'s>(&'s mut TcpStream);
+
+impl Read for Sips<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let len = bytes.len().min(READ_MAX);
+        self.0.read(&mut bytes[..len])
     }
 }
 
 impl Sealed {
+    const fn cost(&self) -> usize {
+        self.plain + COST_IN_VAIN * self.wire.saturating_sub(self.plain)
+    }
+
     /// Sees to it that there is plaintext.
     ///
     /// # Errors
@@ -142,25 +183,34 @@ impl Sealed {
         if self.why.is_some() {
             return Err(ErrorKind::InvalidData.into());
         }
-        for _ in 0..READS_IN_VAIN {
+        loop {
             match self.tls.reader().into_first_chunk() {
                 Ok([]) => return Err(ErrorKind::UnexpectedEof.into()), // close_notify
                 Ok(_) => return Ok(()),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {}
                 Err(e) => return Err(e),
             }
-            if self.tls.read_tls(&mut self.socket)? == 0 {
+            if self.cost() >= COST_MAX {
+                // It may have come with the last read; a read more that finds nothing does no harm.
+                self.has_more = true;
+                return Err(ErrorKind::WouldBlock.into());
+            }
+            let read = self.tls.read_tls(&mut Sips(&mut self.socket))?;
+            if read == 0 {
                 return Err(ErrorKind::UnexpectedEof.into());
             }
-            if let Err(e) = self.tls.process_new_packets() {
-                let _ = self.flush(); // the other host is told why
-                self.why = Some(e.to_string());
-                return Err(io::Error::new(ErrorKind::InvalidData, e));
+            match self.tls.process_new_packets() {
+                Ok(state) => {
+                    self.wire += read + BYTES_OF_A_READ;
+                    self.plain += state.plaintext_bytes_to_read();
+                }
+                Err(e) => {
+                    let _ = self.flush(); // the other host is told why
+                    self.why = Some(e.to_string());
+                    return Err(io::Error::new(ErrorKind::InvalidData, e));
+                }
             }
         }
-        // It may have come with the last read; a read more that finds nothing does no harm.
-        self.has_more = true;
-        Err(ErrorKind::WouldBlock.into())
     }
 
     /// Passes on plaintext, `len` bytes at most, to `take`, which has the number of bytes before;
@@ -400,6 +450,7 @@ pub(super) mod tests {
             if !pipe.take_more() {
                 break;
             }
+            pipe.begin_turn();
             turns += 1;
         }
         assert!(turns > 0, "{turns}");
@@ -428,6 +479,42 @@ pub(super) mod tests {
             let mut got = [0; 9];
             assert_eq!((other.tls.reader().read(&mut got).unwrap(), got[0]), (2, n));
         }
+    }
+
+    #[test]
+    fn a_read_is_short_however_much_there_is() {
+        let (ours, theirs) = sockets();
+        assert_eq!(rustix::io::write(&theirs, &[1; 50_000]).unwrap(), 50_000);
+        let mut ours = TcpStream::from(ours);
+        assert_eq!(Sips(&mut ours).read(&mut [0; 40_000]).unwrap(), READ_MAX);
+        assert_eq!(Sips(&mut ours).read(&mut [0; 10]).unwrap(), 10);
+    }
+
+    #[test]
+    fn short_records_with_changes_of_keys_between_them_are_read_a_few_in_a_turn() {
+        let (mut pipe, mut other) = sealed(sockets());
+        let mut records = Vec::new();
+        for _ in 0..200 {
+            // As many as rustls allows before a byte.
+            for _ in 0..32 {
+                other.tls.refresh_traffic_keys().unwrap();
+            }
+            records.extend(other.seal(&[7]));
+        }
+        let group = 32 * 27 + 23; // of 5 and 1 bytes, with a header, their kind and a tag
+        assert_eq!(records.len(), 200 * group);
+        let said = other.socket.write(&records).unwrap() / group;
+        assert!(said > 100, "{said}");
+        let (mut got, mut turns) = (0, 0);
+        while got < said {
+            pipe.begin_turn();
+            let now = of(&mut pipe).deliver(65_536, |_, bytes| bytes.iter().all(|b| *b == 7));
+            got += now.unwrap();
+            turns += 1;
+            assert!(of(&mut pipe).wire < COST_MAX / COST_IN_VAIN + 2 * READ_MAX);
+            assert!(got == said || pipe.cost() >= COST_MAX && pipe.take_more(), "{got} of {said}");
+        }
+        assert!(turns >= said * group / (COST_MAX / COST_IN_VAIN + READ_MAX), "{turns}");
     }
 
     #[test]

@@ -441,6 +441,16 @@ impl Stream {
         std::mem::take(&mut self.has_more_to_flush) || has_more_to_read
     }
 
+    /// It is served now: what it reads may cost as much as before.
+    pub(in super::super) fn begin_turn(&mut self) {
+        self.pipe.iter_mut().for_each(Pipe::begin_turn);
+    }
+
+    /// What reading has cost in this turn, in bytes, if bytes are encrypted.
+    pub(in super::super) fn cost(&self) -> usize {
+        self.pipe.as_ref().map_or(0, Pipe::cost)
+    }
+
     /// What a message means for the connection: it may be late, and about the one before.
     fn note(&mut self, message: &Message, is_said: bool) {
         let Some(it) = self.carried.as_mut().filter(|it| it.name == message.id) else { return };
@@ -651,6 +661,7 @@ mod tests {
     /// `false`: nothing more is heard.
     fn hear_now(stream: &mut Stream, words: &mut Vec<Word>) -> bool {
         loop {
+            stream.begin_turn();
             match stream.poll() {
                 Heard::Nothing => return true,
                 Heard::Payload(left) => {
