@@ -21,7 +21,7 @@ mod counts;
 mod encrypted;
 mod heard;
 mod peers;
-mod pipe;
+pub(super) mod pipe;
 mod progress;
 mod reader;
 mod stream;

@@ -23,16 +23,23 @@ use rustix::io::{read, write};
 use rustls::Connection;
 
 use super::STREAMS_MAX;
-use crate::toe::trust::Secured;
+use crate::toe::trust::{CHAIN_BYTES_MAX, HANDSHAKES_BYTES_MAX, Secured};
 
 /// Bytes that are encrypted at once: what rustls keeps at most ([`Secured`]).
 pub(super) const SEALED_AT_ONCE: usize = 64 << 10;
-/// Bytes that TLS takes for a stream at most: a record and what was decrypted of one, of short
-/// messages up to three times their bytes, and the state with the other host's certificate. What is
+/// Bytes that TLS takes for a stream at most, whatever the other host sends (rustls 0.23). What is
 /// to be sent counts as kept.
-const SEALED_BYTES: usize = 64 << 10;
-/// And for all streams.
-pub(crate) const SEALED_BYTES_MAX: usize = STREAMS_MAX * SEALED_BYTES;
+///
+/// - 32 KiB of records: a read behind the last plaintext, and [`NOTHING_MAX`] (rustls makes room
+///   for 4 KiB more, and a `Vec` grows to twice its size).
+/// - 40 KiB of plaintext: that of a record, and of a read of records of a byte, each of which is a
+///   `Vec` of 32 bytes in a queue of 512 places of 24.
+/// - 16 KiB of the other host's certificates ([`CHAIN_BYTES_MAX`]).
+/// - 8 KiB of the connection itself, with its keys.
+const SEALED_BYTES: usize = (32 << 10) + (40 << 10) + CHAIN_BYTES_MAX + (8 << 10);
+const _: () = assert!(READ_MAX + NOTHING_MAX + 4096 <= 32 << 10);
+/// And for all streams, with those handshakes that are under way.
+pub(crate) const SEALED_BYTES_MAX: usize = STREAMS_MAX * SEALED_BYTES + HANDSHAKES_BYTES_MAX;
 /// Bytes that are read at once, at most: some 300 records of the shortest kind, each of which costs
 /// a few microseconds if it changes keys.
 const READ_MAX: usize = 8 << 10;
@@ -43,6 +50,10 @@ const COST_MAX: usize = 512 << 10;
 const COST_IN_VAIN: usize = 16;
 /// A read costs as much as so many bytes of the wire that bring nothing.
 const BYTES_OF_A_READ: usize = 64;
+/// Bytes of the wire that bring no plaintext, in a row: more than a record of full length has,
+/// 16,406 without padding, with changes of keys before it. More than that is an unfinished message
+/// of a handshake, which rustls keeps until it is all there, up to 64 KiB.
+const NOTHING_MAX: usize = 20 << 10;
 
 /// See the module's doc.
 #[derive(Debug)]
@@ -63,6 +74,8 @@ pub(super) struct Sealed {
     /// Bytes of the wire that were read in this turn, and of plaintext that they brought.
     wire: usize,
     plain: usize,
+    /// Bytes of the wire that were read since plaintext last came.
+    nothing: usize,
     /// What was wrong with it.
     why: Option<String>,
 }
@@ -156,7 +169,8 @@ impl From<OwnedFd> for Pipe {
 impl From<Secured> for Pipe {
     fn from(Secured { socket, tls }: Secured) -> Self {
         let held = usize::from(tls.wants_write()); // the last of the handshake
-        Self::Sealed(Sealed { socket, tls, held, has_more: false, wire: 0, plain: 0, why: None })
+        let (has_more, why) = (false, None);
+        Self::Sealed(Sealed { socket, tls, held, has_more, wire: 0, plain: 0, nothing: 0, why })
     }
 }
 
@@ -201,16 +215,42 @@ impl Sealed {
             }
             match self.tls.process_new_packets() {
                 Ok(state) => {
+                    let plain = state.plaintext_bytes_to_read();
                     self.wire += read + BYTES_OF_A_READ;
-                    self.plain += state.plaintext_bytes_to_read();
+                    self.plain += plain;
+                    self.nothing = if plain > 0 { 0 } else { self.nothing + read };
+                    self.look_at_rest()?;
                 }
                 Err(e) => {
                     let _ = self.flush(); // the other host is told why
-                    self.why = Some(e.to_string());
-                    return Err(io::Error::new(ErrorKind::InvalidData, e));
+                    return Err(self.refuse(&e.to_string()));
                 }
             }
         }
+    }
+
+    /// What TLS allows and no host of ours sends.
+    ///
+    /// # Errors
+    /// InvalidData: the other host has sent it.
+    fn look_at_rest(&mut self) -> io::Result<()> {
+        let tickets = match &*self.tls {
+            Connection::Client(client) => client.tls13_tickets_received(),
+            Connection::Server(_) => 0,
+        };
+        if tickets > 0 {
+            // Each costs a copy of the certificates; and many may be in one record.
+            return Err(self.refuse("it tells how to resume a connection, which nobody does"));
+        }
+        if self.nothing > NOTHING_MAX {
+            return Err(self.refuse("it sends much that is no data"));
+        }
+        Ok(())
+    }
+
+    fn refuse(&mut self, why: &str) -> io::Error {
+        self.why = Some(why.into());
+        io::Error::new(ErrorKind::InvalidData, why)
     }
 
     /// Passes on plaintext, `len` bytes at most, to `take`, which has the number of bytes before;
@@ -279,7 +319,7 @@ impl Sealed {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(in crate::toe) mod tests {
     use std::sync::Arc;
 
     use rustix::io::ioctl_fionread;
@@ -287,6 +327,7 @@ pub(super) mod tests {
     use rustls::client::Resumption;
     use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
     use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
+    use rustls::server::ProducesTickets;
     use rustls::sign::{CertifiedKey, SingleCertAndKey};
     use rustls::{
         ClientConfig, ClientConnection, DigitallySignedStruct, Error, ServerConfig,
@@ -334,8 +375,34 @@ pub(super) mod tests {
         }
     }
 
-    /// Of which the server tells the client so many tickets, which are for nobody.
-    fn ends(tickets: usize) -> (Connection, Connection) {
+    /// Tickets of so many bytes, which are for nobody.
+    #[derive(Debug)]
+    struct Tickets(usize);
+
+    impl ProducesTickets for Tickets {
+        fn enabled(&self) -> bool {
+            true
+        }
+
+        fn lifetime(&self) -> u32 {
+            7
+        }
+
+        fn encrypt(&self, _: &[u8]) -> Option<Vec<u8>> {
+            Some(vec![7; self.0])
+        }
+
+        fn decrypt(&self, _: &[u8]) -> Option<Vec<u8>> {
+            None
+        }
+    }
+
+    /// A client and a server that shows these certificates, and tells the client a ticket of so
+    /// many bytes.
+    pub(in crate::toe) fn ends(
+        chain: Vec<CertificateDer<'static>>,
+        ticket: Option<usize>,
+    ) -> (Connection, Connection) {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(Arc::clone(&provider));
         let client = config.with_protocol_versions(&[&rustls::version::TLS13]).unwrap();
@@ -346,12 +413,13 @@ pub(super) mod tests {
         let head = [0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
         let key = PrivatePkcs8KeyDer::from([&head[..], &[7; 32]].concat());
         let key = rustls::crypto::ring::sign::any_eddsa_type(&key).unwrap();
-        let key = CertifiedKey::new(vec![CertificateDer::from(vec![7; 100])], key);
+        let key = CertifiedKey::new(chain, key);
         let config = ServerConfig::builder_with_provider(provider);
         let server = config.with_protocol_versions(&[&rustls::version::TLS13]).unwrap();
         let server = server.with_no_client_auth();
         let mut server = server.with_cert_resolver(Arc::new(SingleCertAndKey::from(key)));
-        server.send_tls13_tickets = tickets;
+        server.send_tls13_tickets = ticket.iter().len();
+        server.ticketer = Arc::new(Tickets(ticket.unwrap_or(0)));
         let client = ClientConnection::new(Arc::new(client), ServerName::try_from("h").unwrap());
         (client.unwrap().into(), ServerConnection::new(Arc::new(server)).unwrap().into())
     }
@@ -376,11 +444,12 @@ pub(super) mod tests {
 
     /// A sealed pipe over these sockets, which do not block, and its other end.
     pub(in super::super) fn sealed(sockets: (OwnedFd, OwnedFd)) -> (Pipe, Other) {
-        sealed_with(sockets, 0)
+        sealed_with(sockets, None)
     }
 
-    fn sealed_with((ours, theirs): (OwnedFd, OwnedFd), tickets: usize) -> (Pipe, Other) {
-        let (mut client, mut server) = ends(tickets);
+    fn sealed_with((ours, theirs): (OwnedFd, OwnedFd), ticket: Option<usize>) -> (Pipe, Other) {
+        let chain = vec![CertificateDer::from(vec![7; 100])];
+        let (mut client, mut server) = ends(chain, ticket);
         let mut sockets = [TcpStream::from(ours), TcpStream::from(theirs)];
         while client.is_handshaking() || server.is_handshaking() {
             for (tls, socket) in [&mut client, &mut server].into_iter().zip(&mut sockets) {
@@ -399,7 +468,7 @@ pub(super) mod tests {
         (pipe, Other { socket: theirs, tls: server })
     }
 
-    pub(in super::super) fn sockets() -> (OwnedFd, OwnedFd) {
+    pub(in crate::toe) fn sockets() -> (OwnedFd, OwnedFd) {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap()
     }
@@ -439,28 +508,35 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn who_says_nothing_in_many_records_is_left_for_a_while_and_not_forgotten() {
-        let (mut pipe, mut other) = sealed_with(sockets(), 500);
-        let rest = other.seal(&[]);
-        other.socket.write_all(&rest).unwrap();
-        let mut turns = 0;
-        loop {
-            let nothing = pipe.read(&mut [0; 9]).unwrap_err();
-            assert_eq!(nothing.kind(), ErrorKind::WouldBlock, "{nothing}");
-            if !pipe.take_more() {
-                break;
-            }
-            pipe.begin_turn();
-            turns += 1;
-        }
-        assert!(turns > 0, "{turns}");
-        // One that is half there is no reason to look again at once.
+    fn a_record_that_is_half_there_is_no_reason_to_look_again_at_once() {
+        let (mut pipe, mut other) = sealed(sockets());
         let records = other.seal(&[1; 9000]);
         let (first, second) = records.split_at(5000);
         other.socket.write_all(first).unwrap();
         assert!(would_block(pipe.read(&mut [0; 9])) && !pipe.take_more());
         other.socket.write_all(second).unwrap();
         assert_eq!(pipe.read(&mut [0; 9000]).unwrap(), 9000);
+    }
+
+    #[test]
+    fn tickets_of_tls_and_messages_of_handshakes_that_do_not_end_are_not_kept() {
+        // One ticket, and the beginning of one with so many bytes.
+        for (ticket, sent, why) in
+            [(100, 1000, "resume"), (60_000, 19_000, ""), (60_000, 31_000, "no data")]
+        {
+            let (mut pipe, mut other) = sealed_with(sockets(), Some(ticket));
+            let records = other.seal(&[1]);
+            assert!(records.len() > ticket);
+            other.socket.write_all(&records[..sent.min(records.len())]).unwrap();
+            let mut got = [0; 9];
+            while pipe.read(&mut got).is_err_and(|e| e.kind() == ErrorKind::WouldBlock)
+                && pipe.take_more()
+            {
+                pipe.begin_turn();
+            }
+            assert!(pipe.why().unwrap_or("").contains(why), "{ticket}: {:?}", pipe.why());
+            assert_eq!(pipe.why().is_none(), why.is_empty(), "{ticket}: {sent}");
+        }
     }
 
     #[test]

@@ -9,11 +9,22 @@ use rustls::Connection;
 use rustls::pki_types::CertificateDer;
 
 use super::Secured;
+use super::proof::is_too_long;
 
 /// Bytes that wait to be sent, at most.
 const WAITING_MAX: usize = 64 << 10;
 /// Times that the socket is read in a turn.
 const READS_PER_TURN: usize = 4;
+/// Bytes that the other side sends until both have shown what they are to show, at most: its
+/// certificates, and the names of CAs.
+const SHOWN_MAX: usize = 28 << 10;
+/// Bytes that a connection takes until then, at most: rustls has what was sent, in a `Vec` of
+/// 32 KiB, and in a `Vec` of 56 bytes each the certificates in it, which are 6 bytes long at least.
+/// Their number is known only when all else has been shown.
+pub(super) const SHOWING_BYTES: usize = 704 << 10;
+const _: () = assert!(
+    (32 << 10) + (SHOWN_MAX / 6).next_power_of_two() * 56 + SHOWN_MAX / 6 * 32 <= SHOWING_BYTES
+);
 
 /// See the module's doc.
 #[derive(Debug)]
@@ -22,6 +33,8 @@ pub(super) struct Conn {
     tls: Box<Connection>,
     /// What is to be spoken over it.
     protocol: &'static [u8],
+    /// Bytes that the other side has sent before it had shown all.
+    shown: usize,
     /// The socket may have something.
     pub(super) is_ready: bool,
 }
@@ -30,7 +43,7 @@ impl Conn {
     /// Over a socket that does not block, and may not be connected yet.
     pub(super) fn new(socket: OwnedFd, mut tls: Connection, protocol: &'static [u8]) -> Self {
         tls.set_buffer_limit(Some(WAITING_MAX));
-        Self { socket: socket.into(), tls: Box::new(tls), protocol, is_ready: true }
+        Self { socket: socket.into(), tls: Box::new(tls), protocol, shown: 0, is_ready: true }
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
@@ -61,11 +74,12 @@ impl Conn {
             }
             match self.tls.read_tls(&mut self.socket) {
                 Ok(0) => return Err("it hung up".into()),
-                Ok(_) => {
+                Ok(len) => {
                     if let Err(e) = self.tls.process_new_packets() {
                         let _ = self.flush(); // it is told why
                         return Err(e.to_string());
                     }
+                    self.look_at_shown(len)?;
                 }
                 Err(e) if is_later(&e) => break,
                 Err(e) => return Err(e.to_string()),
@@ -75,6 +89,19 @@ impl Conn {
         let is_it = |name: Option<&[u8]>| name == Some(self.protocol);
         if self.is_open() && !is_it(self.tls.alpn_protocol()) {
             return Err("it speaks something else over TLS".into());
+        }
+        Ok(())
+    }
+
+    /// So many bytes have come.
+    fn look_at_shown(&mut self, len: usize) -> Result<(), String> {
+        if !self.is_open() {
+            self.shown += len;
+            if self.shown > SHOWN_MAX {
+                return Err("it shows more than a host has to".into());
+            }
+        } else if self.tls.peer_certificates().is_some_and(is_too_long) {
+            return Err("its certificates are too many or too long".into());
         }
         Ok(())
     }
@@ -130,4 +157,40 @@ impl Conn {
 
 fn is_later(e: &io::Error) -> bool {
     matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::toe::fabric::pipe::tests::{ends, sockets};
+
+    /// Of a client, whose server shows so many certificates of so many bytes.
+    fn shown(many: usize, len: usize) -> Result<(), String> {
+        let chain = vec![CertificateDer::from(vec![7; len]); many];
+        let (client, mut server) = ends(chain, None);
+        let (ours, theirs) = sockets();
+        let mut theirs = TcpStream::from(theirs);
+        let mut conn = Conn::new(ours, client, b"x");
+        loop {
+            match conn.turn() {
+                Err(why) if why == "it speaks something else over TLS" => return Ok(()),
+                turn => turn?,
+            }
+            if server.read_tls(&mut theirs).is_ok() {
+                server.process_new_packets().unwrap();
+            }
+            while server.wants_write() && server.write_tls(&mut theirs).is_ok() {}
+        }
+    }
+
+    #[test]
+    fn certificates_of_another_host_are_few_and_short() {
+        assert_eq!(shown(1, 100), Ok(()));
+        assert_eq!(shown(8, 2048), Ok(()));
+        let too_long = Err("its certificates are too many or too long".to_owned());
+        assert_eq!(shown(9, 100), too_long);
+        assert_eq!(shown(1, (16 << 10) + 1), too_long);
+        assert_eq!(shown(4000, 1), too_long);
+        assert_eq!(shown(9000, 1), Err("it shows more than a host has to".to_owned()));
+    }
 }

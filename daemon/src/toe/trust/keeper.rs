@@ -29,6 +29,7 @@ use super::proof::{Proof, is_of};
 use super::{News, Opening, ProofDoors, SECRET_LEN, Ticket, Way, Wish};
 use crate::broker::dialer::{Dialer, Undialed};
 use crate::timer::monotonic_now;
+pub(in crate::toe) use streams::HANDSHAKES_BYTES_MAX;
 use streams::{ACCEPTED_MAX, ACCEPTED_OF_ONE_MAX, Handshakes};
 
 /// A host that connects has shown what it has to show within this.

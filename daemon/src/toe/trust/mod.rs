@@ -41,7 +41,9 @@ use nightporter_registry::tls::Tls;
 use rustls::Connection;
 
 use crate::broker::dialer::Dialer;
+pub(in crate::toe) use keeper::HANDSHAKES_BYTES_MAX;
 use keeper::Keeper;
+pub(in crate::toe) use proof::CHAIN_BYTES_MAX;
 pub(crate) use proof::Proof;
 
 /// Bytes of one half of a ticket.

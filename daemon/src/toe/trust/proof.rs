@@ -17,6 +17,11 @@ use rustls::{ClientConfig, ServerConfig};
 const TICKETS: &[u8] = b"nightporter-toe/1";
 const STREAM: &[u8] = b"nightporter-toe-stream/1";
 
+/// Certificates that a host shows, at most, and their bytes: they are kept as long as the
+/// connection, which may be a stream ([`is_too_long`]).
+const CHAIN_MAX: usize = 8;
+pub(crate) const CHAIN_BYTES_MAX: usize = 16 << 10;
+
 /// What this host shows, and whom it believes.
 #[derive(Debug)]
 pub(crate) struct Proof {
@@ -50,6 +55,10 @@ impl Proof {
         let own = files.read_own()?.ok_or_else(|| files.own_is_wrong(&"no certificate"))?;
         let Own { chain, key } = own;
         let first = chain.first().cloned().ok_or_else(|| files.own_is_wrong(&"is empty"))?;
+        if is_too_long(&chain) {
+            let most = format!("{CHAIN_MAX} certificates or {} KiB", CHAIN_BYTES_MAX >> 10);
+            return Err(files.own_is_wrong(&format!("has more than {most}")));
+        }
         let verifier =
             WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider));
         let verifier = verifier.build().map_err(|e| files.own_is_wrong(&e))?;
@@ -88,4 +97,9 @@ impl Proof {
 pub(super) fn is_of(certificate: &CertificateDer<'_>, address: IpAddr) -> bool {
     let name = ServerName::from(address);
     ParsedCertificate::try_from(certificate).is_ok_and(|it| verify_server_name(&it, &name).is_ok())
+}
+
+/// Whether a host shows more certificates than others accept.
+pub(super) fn is_too_long(chain: &[CertificateDer<'_>]) -> bool {
+    chain.len() > CHAIN_MAX || chain.iter().map(|it| it.len()).sum::<usize>() > CHAIN_BYTES_MAX
 }

@@ -22,7 +22,7 @@ use rustls::pki_types::ServerName;
 
 use super::{Keeper, Telling};
 use crate::broker::dialer::Undialed;
-use crate::toe::trust::conn::Conn;
+use crate::toe::trust::conn::{Conn, SHOWING_BYTES};
 use crate::toe::trust::{News, Opening, Way};
 
 /// A host that is connected to has shown what it has to show within this: a program waits for it.
@@ -37,6 +37,8 @@ const BEGUN_TO_ONE_MAX: usize = 16;
 /// And that others have begun.
 pub(super) const ACCEPTED_MAX: usize = 256;
 pub(super) const ACCEPTED_OF_ONE_MAX: usize = 2 * BEGUN_TO_ONE_MAX;
+/// Bytes of all of them, at most.
+pub(in crate::toe) const HANDSHAKES_BYTES_MAX: usize = (BEGUN_MAX + ACCEPTED_MAX) * SHOWING_BYTES;
 
 /// What is said when one fails.
 const NO_STREAM: &str = "no encrypted stream to a host: its guests are reached by guest TCP";
