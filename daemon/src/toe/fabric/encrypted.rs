@@ -20,7 +20,9 @@ use crate::toe::trust::{Opening, Secured, Trust, Way};
 /// Streams to a host that wait for their handshake: done in half a second (`T_HANDSHAKE`).
 const BEGUN_MAX: usize = 256;
 
-/// Streams that wait for their handshake.
+/// Streams that wait for their handshake, and those that are no more meanwhile: the thread does not
+/// know, and makes theirs. If they did not count, a guest that begins streams and resets them would
+/// have all that the thread does for a host.
 #[derive(Debug, Default)]
 pub(super) struct Handshakes {
     /// To which host each is, and for the guest with which device.
@@ -41,7 +43,7 @@ impl Handshakes {
         add(&mut self.of_guest, (host, device));
     }
 
-    /// It has had its handshake, or has none any more.
+    /// The thread has answered: it has had its handshake, or gets none.
     pub(super) fn end(&mut self, id: StreamId) {
         if let Some((host, device)) = self.all.remove(&id) {
             subtract(&mut self.to, &host);
@@ -107,6 +109,7 @@ impl Streams {
                 }
                 Opening::Failed(tag, is_here) => {
                     let id = StreamId::of(tag);
+                    self.handshakes.end(id);
                     if let Some(stream) = self.get_mut(id).filter(|stream| !stream.has_pipe()) {
                         stream.has_failed_here |= is_here;
                         failed.push(id);
@@ -187,7 +190,44 @@ impl Streams {
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::epoll::EpollCreateFlags;
+
     use super::*;
+    use crate::toe::trust::tests::encrypting;
+
+    const NOW: Instant = Instant::from_secs(1000);
+
+    #[test]
+    fn a_guest_that_begins_streams_and_resets_them_has_no_more_handshakes_than_others_leave() {
+        let (trust, thread) = encrypting();
+        let mut streams = Streams { trust: Some(trust), ..Streams::default() };
+        streams.counts.set_most(4096);
+        let (epoll, peers) =
+            (Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap(), Peers::default());
+        let [own, peer] = [1, 2].map(|n| IpAddr::from([192, 0, 2, n]));
+        let take =
+            |streams: &mut Streams, device| streams.take(NOW, (device, own), (HostId(7), peer));
+        let mut begun = Vec::new();
+        while begun.len() < 1000
+            && let Some(id) = take(&mut streams, 0)
+        {
+            begun.push(id);
+            assert!(streams.remove(id).is_some()); // its guest has reset it
+        }
+        assert_eq!(begun.len(), BEGUN_MAX / 2);
+        let other = take(&mut streams, 1).expect("another guest finds some");
+        // Each of them counts until it is answered, and is then nobody's.
+        for (n, id) in (1..).zip(begun) {
+            thread.says(Opening::Failed(id.tag(), true));
+            assert!(streams.hear_trust().is_empty());
+            assert!(streams.hear_openings(NOW, &epoll, &peers).is_empty());
+            assert_eq!(streams.handshakes.all.len(), 1 + BEGUN_MAX / 2 - n);
+        }
+        assert!(take(&mut streams, 0).is_some());
+        thread.says(Opening::Failed(other.tag(), false));
+        assert!(streams.hear_trust().is_empty());
+        assert_eq!(streams.hear_openings(NOW, &epoll, &peers), [other]);
+    }
 
     #[test]
     fn a_guest_leaves_as_many_handshakes_to_a_host_as_it_has() {

@@ -436,7 +436,6 @@ impl Streams {
         let mut stream = *self.places[id.place as usize].stream.take()?;
         stream.carried = carried;
         self.free.push(id.place);
-        self.handshakes.end(id);
         self.encrypted -= u64::from(stream.is_sealed());
         self.leave_worker(&stream);
         self.counts.end(stream.host, stream.ours == Side::Opener);

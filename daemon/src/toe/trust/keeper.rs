@@ -160,7 +160,7 @@ impl Keeper {
         }
         self.take_dialed(now)?;
         self.shake_hands(now)?;
-        self.begin_streams(now);
+        self.begin_streams(now)?;
         self.accept(now);
         let asking: Vec<_> = self.asking.keys().copied().collect();
         for way in asking {
@@ -197,7 +197,7 @@ impl Keeper {
         let first = fds.len();
         fds.extend(conns().map(|(conn, flags)| PollFd::from_borrowed_fd(conn.fd(), flags)));
         let ends = self.asking.values().map(|it| it.until);
-        let ends = ends.chain(self.handshakes.begun.values().map(|it| it.until));
+        let ends = ends.chain(self.handshakes.ends());
         let telling = self.strangers.iter().chain(self.telling.values());
         let ends = ends.chain(telling.map(|it| it.rests.unwrap_or(it.until)));
         let due =

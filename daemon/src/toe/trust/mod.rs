@@ -232,7 +232,7 @@ impl Trust {
     }
 
     /// A stream is wanted on this way: [`Opening::Begun`] or [`Opening::Failed`] says what became
-    /// of it.
+    /// of it, always and once.
     pub(super) fn open(&mut self, way: Way, tag: u64) {
         self.wishes.post(Topic::Stream(tag), Wish::Stream(way, tag));
     }
@@ -324,7 +324,7 @@ impl Trust {
 }
 
 #[cfg(test)]
-mod tests {
+pub(in crate::toe) mod tests {
     use std::net::Ipv4Addr;
     use std::sync::mpsc::SyncSender;
 
@@ -350,6 +350,25 @@ mod tests {
             refused: Arc::default(),
         };
         (trust, inbox, tell)
+    }
+
+    /// What the thread would say.
+    #[derive(Debug)]
+    pub(in crate::toe) struct Thread {
+        tell: SyncSender<News>,
+        _inbox: Inbox<Wish>,
+    }
+
+    impl Thread {
+        pub(in crate::toe) fn says(&self, opening: Opening) {
+            self.tell.send(News::Opening(opening)).unwrap();
+        }
+    }
+
+    /// Of a host whose streams go by TLS.
+    pub(in crate::toe) fn encrypting() -> (Trust, Thread) {
+        let (trust, _inbox, tell) = trust();
+        (Trust { encrypts: true, ..trust }, Thread { tell, _inbox })
     }
 
     fn way(last: u8) -> Way {

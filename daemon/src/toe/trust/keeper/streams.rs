@@ -74,6 +74,25 @@ impl Handshakes {
         (at > now).then_some(at)
     }
 
+    /// When one of them is late.
+    pub(super) fn ends(&self) -> impl Iterator<Item = Instant> {
+        let queued = self.queued.values().filter_map(VecDeque::front).map(|(_, until)| *until);
+        queued.chain(self.begun.values().map(|it| it.until))
+    }
+
+    /// Those that have waited too long for others to be done.
+    fn take_late(&mut self, now: Instant) -> Vec<(Way, u64)> {
+        let mut late = Vec::new();
+        for (way, tags) in &mut self.queued {
+            // They are in the order in which they are late.
+            while let Some((tag, _)) = tags.pop_front_if(|(_, until)| *until <= now) {
+                late.push((*way, tag));
+            }
+        }
+        self.queued.retain(|_, tags| !tags.is_empty());
+        late
+    }
+
     fn begun_to(&self, peer: IpAddr) -> usize {
         self.begun.values().filter(|it| it.way.peer == peer).count()
     }
@@ -90,13 +109,15 @@ impl Keeper {
     }
 
     /// As many begin as may.
-    pub(super) fn begin_streams(&mut self, now: Instant) {
+    pub(super) fn begin_streams(&mut self, now: Instant) -> Result<(), Gone> {
+        // The worker counts each until it is answered.
+        for (way, tag) in self.handshakes.take_late(now) {
+            self.fail(now, way, tag, "too many others were to be begun before it")?;
+        }
         let Self { handshakes, dialer, .. } = self;
-        let Some(dialer) = dialer else { return };
+        let Some(dialer) = dialer else { return Ok(()) };
         let mut queued = std::mem::take(&mut handshakes.queued);
         for (way, tags) in &mut queued {
-            // Nobody waits any more for those that are late.
-            tags.retain(|(_, until)| *until > now);
             let room = BEGUN_TO_ONE_MAX.saturating_sub(handshakes.begun_to(way.peer));
             let room = room.min(BEGUN_MAX.saturating_sub(handshakes.begun.len())).min(tags.len());
             for (tag, until) in tags.drain(..room) {
@@ -106,6 +127,7 @@ impl Keeper {
         }
         queued.retain(|_, tags| !tags.is_empty());
         handshakes.queued = queued;
+        Ok(())
     }
 
     /// One has a socket, or gets none.
@@ -227,6 +249,23 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use super::*;
+
+    #[test]
+    fn each_that_waits_too_long_for_others_is_answered_once() {
+        let mut handshakes = Handshakes::default();
+        let now = Instant::from_secs(1000);
+        let [own, peer, other] = [1, 2, 3].map(|n| IpAddr::from(Ipv4Addr::new(192, 0, 2, n)));
+        let [way, second] = [peer, other].map(|peer| Way { own, peer });
+        let at = |ms| now + Duration::from_millis(ms);
+        handshakes.queued.insert(way, [(1, at(10)), (2, at(20)), (3, at(30))].into());
+        handshakes.queued.insert(second, [(4, at(15))].into());
+        assert_eq!(handshakes.ends().min(), Some(at(10)));
+        assert_eq!(handshakes.take_late(at(9)), []);
+        assert_eq!(handshakes.take_late(at(20)), [(way, 1), (way, 2), (second, 4)]);
+        assert_eq!((handshakes.take_late(at(20)), handshakes.ends().min()), (vec![], Some(at(30))));
+        assert_eq!(handshakes.take_late(at(30)), [(way, 3)]);
+        assert!(handshakes.queued.is_empty());
+    }
 
     #[test]
     fn handshakes_of_a_host_are_served_at_a_rate_and_some_at_once() {
