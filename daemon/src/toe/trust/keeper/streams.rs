@@ -6,6 +6,8 @@
 //!   the next when one is done. The other host has at most twice as many from this one: it has
 //!   answered each of them once, for it to be done here, and looks at what came before it accepts
 //!   more. So an honest host is not refused any ([`ACCEPTED_OF_ONE_MAX`]).
+//! - Of all handshakes under way a host has no more than it leaves free. Hosts that do not answer
+//!   leave some to those that do, which are begun in turn.
 //! - A host's handshakes are served at a rate ([`T_HANDSHAKE`]), those beyond it later. Of a host
 //!   that begins more than it may have under way the others are hung up on.
 
@@ -25,8 +27,13 @@ use crate::broker::dialer::Undialed;
 use crate::toe::trust::conn::{Conn, SHOWING_BYTES};
 use crate::toe::trust::{News, Opening, Way};
 
-/// A host that is connected to has shown what it has to show within this: a program waits for it.
-const T_BEGIN: Duration = Duration::from_secs(2);
+/// A host that is connected to has shown what it has to show within this, since the stream was
+/// wanted: a program waits for it. A little less than the worker waits (`T_DIAL`), which takes the
+/// host for away if it has heard nothing.
+const T_BEGIN: Duration = Duration::from_millis(1900);
+/// And one that could not be begun within this is not: too little would be left for the other host
+/// to answer, and that others wait says nothing of it.
+const T_QUEUED: Duration = Duration::from_secs(1);
 /// A host has a handshake served in such a time, on average: 500 in a second. One with keys for
 /// P-256 took a core 0.3 ms at each side. So long is saved up: this many may come together.
 const T_HANDSHAKE: Duration = Duration::from_millis(2);
@@ -55,11 +62,13 @@ pub(super) struct Beginning {
 /// See the module's doc.
 #[derive(Default)]
 pub(super) struct Handshakes {
-    /// Those that wait for others to be done, by their tags, until then.
+    /// Those that wait for others to be done, by their tags, since then.
     queued: BTreeMap<Way, VecDeque<(u64, Instant)>>,
     pub(super) begun: BTreeMap<u64, Beginning>,
     /// For each host, when the next one that it begins is served at the average rate.
     paced: BTreeMap<IpAddr, Instant>,
+    /// The way of which one was begun last.
+    last: Option<Way>,
     /// Hosts of which it was said that they have proved who they are.
     proven: BTreeSet<IpAddr>,
 }
@@ -76,7 +85,8 @@ impl Handshakes {
 
     /// When one of them is late.
     pub(super) fn ends(&self) -> impl Iterator<Item = Instant> {
-        let queued = self.queued.values().filter_map(VecDeque::front).map(|(_, until)| *until);
+        let queued =
+            self.queued.values().filter_map(VecDeque::front).map(|(_, since)| *since + T_QUEUED);
         queued.chain(self.begun.values().map(|it| it.until))
     }
 
@@ -85,7 +95,7 @@ impl Handshakes {
         let mut late = Vec::new();
         for (way, tags) in &mut self.queued {
             // They are in the order in which they are late.
-            while let Some((tag, _)) = tags.pop_front_if(|(_, until)| *until <= now) {
+            while let Some((tag, _)) = tags.pop_front_if(|(_, since)| *since + T_QUEUED <= now) {
                 late.push((*way, tag));
             }
         }
@@ -93,9 +103,37 @@ impl Handshakes {
         late
     }
 
+    /// The next that may begin, of each way in turn.
+    fn begin_next(&mut self) -> Option<(Way, u64)> {
+        if self.begun.len() >= BEGUN_MAX {
+            return None;
+        }
+        let may_begin = |way: &&Way| {
+            has_share(self.begun_to(way.peer), self.begun.len(), (BEGUN_TO_ONE_MAX, BEGUN_MAX))
+        };
+        let behind = |way: &&Way| self.last.is_none_or(|last| **way > last);
+        let mut ways = self.queued.keys().filter(may_begin);
+        let first = self.queued.keys().filter(may_begin).find(behind);
+        let way = *first.or_else(|| ways.next())?;
+        let tags = self.queued.get_mut(&way)?;
+        let (tag, since) = tags.pop_front()?;
+        if tags.is_empty() {
+            self.queued.remove(&way);
+        }
+        self.begun.insert(tag, Beginning { way, conn: None, until: since + T_BEGIN });
+        self.last = Some(way);
+        Some((way, tag))
+    }
+
     fn begun_to(&self, peer: IpAddr) -> usize {
         self.begun.values().filter(|it| it.way.peer == peer).count()
     }
+}
+
+/// Whether a host that has so many of all there are may have one more: it has no more than are
+/// free, nor than the first of `most`, of which the second is for all.
+pub(super) fn has_share(of_one: usize, all: usize, most: (usize, usize)) -> bool {
+    of_one < most.0.min(most.1.saturating_sub(all))
 }
 
 impl Keeper {
@@ -104,7 +142,7 @@ impl Keeper {
         if self.dialer.is_none() {
             return self.fail(now, way, tag, "nobody connects any more: restart nightporterd");
         }
-        self.handshakes.queued.entry(way).or_default().push_back((tag, now + T_BEGIN));
+        self.handshakes.queued.entry(way).or_default().push_back((tag, now));
         Ok(())
     }
 
@@ -116,17 +154,9 @@ impl Keeper {
         }
         let Self { handshakes, dialer, .. } = self;
         let Some(dialer) = dialer else { return Ok(()) };
-        let mut queued = std::mem::take(&mut handshakes.queued);
-        for (way, tags) in &mut queued {
-            let room = BEGUN_TO_ONE_MAX.saturating_sub(handshakes.begun_to(way.peer));
-            let room = room.min(BEGUN_MAX.saturating_sub(handshakes.begun.len())).min(tags.len());
-            for (tag, until) in tags.drain(..room) {
-                dialer.ask(tag, way.own, way.peer);
-                handshakes.begun.insert(tag, Beginning { way: *way, conn: None, until });
-            }
+        while let Some((way, tag)) = handshakes.begin_next() {
+            dialer.ask(tag, way.own, way.peer);
         }
-        queued.retain(|_, tags| !tags.is_empty());
-        handshakes.queued = queued;
         Ok(())
     }
 
@@ -209,7 +239,7 @@ impl Keeper {
     /// Certificates have changed, or no guests are registered at a host any more (those of this
     /// one, then): what is under way has shown what does not hold.
     pub(super) fn end_handshakes(&mut self, of: Option<IpAddr>) -> Result<(), Gone> {
-        let Handshakes { queued, begun, paced, proven } = &mut self.handshakes;
+        let Handshakes { queued, begun, paced, proven, .. } = &mut self.handshakes;
         let is_its = |peer: IpAddr| of.is_none_or(|of| of == peer);
         let mut ended: Vec<_> =
             begun.iter().filter(|(_, it)| is_its(it.way.peer)).map(|(tag, _)| *tag).collect();
@@ -256,15 +286,45 @@ mod tests {
         let now = Instant::from_secs(1000);
         let [own, peer, other] = [1, 2, 3].map(|n| IpAddr::from(Ipv4Addr::new(192, 0, 2, n)));
         let [way, second] = [peer, other].map(|peer| Way { own, peer });
-        let at = |ms| now + Duration::from_millis(ms);
-        handshakes.queued.insert(way, [(1, at(10)), (2, at(20)), (3, at(30))].into());
-        handshakes.queued.insert(second, [(4, at(15))].into());
+        let since = |ms| now + Duration::from_millis(ms);
+        let at = |ms| since(ms) + T_QUEUED;
+        handshakes.queued.insert(way, [(1, since(10)), (2, since(20)), (3, since(30))].into());
+        handshakes.queued.insert(second, [(4, since(15))].into());
         assert_eq!(handshakes.ends().min(), Some(at(10)));
         assert_eq!(handshakes.take_late(at(9)), []);
         assert_eq!(handshakes.take_late(at(20)), [(way, 1), (way, 2), (second, 4)]);
         assert_eq!((handshakes.take_late(at(20)), handshakes.ends().min()), (vec![], Some(at(30))));
         assert_eq!(handshakes.take_late(at(30)), [(way, 3)]);
         assert!(handshakes.queued.is_empty());
+    }
+
+    #[test]
+    fn hosts_that_do_not_answer_leave_handshakes_to_those_that_do() {
+        let mut handshakes = Handshakes::default();
+        let now = Instant::from_secs(1000);
+        let way = |n| {
+            let [own, peer] = [0, n].map(|n| IpAddr::from(Ipv4Addr::new(192, 0, 2, n)));
+            Way { own, peer }
+        };
+        let mut tags = 0..;
+        for n in 1..=32 {
+            handshakes
+                .queued
+                .insert(way(n), tags.by_ref().take(64).map(|tag| (tag, now)).collect());
+        }
+        let mut begun = BTreeMap::<Way, usize>::new();
+        let first: Vec<_> = std::iter::from_fn(|| handshakes.begin_next()).collect();
+        let in_turn: Vec<_> = (1..=32).chain([1]).map(way).collect();
+        assert_eq!(first.iter().take(33).map(|(way, _)| *way).collect::<Vec<_>>(), in_turn);
+        first.iter().for_each(|(way, _)| *begun.entry(*way).or_default() += 1);
+        assert!(begun.len() == 32 && begun.values().all(|n| *n <= BEGUN_TO_ONE_MAX), "{begun:?}");
+        assert!(first.len() < BEGUN_MAX, "who comes now finds some");
+        handshakes.queued.insert(way(99), [(u64::MAX, now)].into());
+        assert_eq!(handshakes.begin_next(), Some((way(99), u64::MAX)));
+        // One that is done makes place for the next.
+        handshakes.begun.retain(|tag, _| *tag != first[31].1);
+        assert_eq!(handshakes.begin_next().map(|(way, _)| way), Some(first[31].0));
+        assert!(handshakes.begun.values().all(|it| it.until == now + T_BEGIN));
     }
 
     #[test]
