@@ -2,9 +2,9 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::event::PollFlags;
+use rustix::event::{PollFd, PollFlags};
 use rustls::Connection;
 use rustls::pki_types::CertificateDer;
 
@@ -46,14 +46,11 @@ impl Conn {
         Self { socket: socket.into(), tls: Box::new(tls), protocol, shown: 0, is_ready: true }
     }
 
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
-
     /// What its socket has to be for a turn to do something.
-    pub(super) fn interest(&self) -> PollFlags {
+    pub(super) fn polled(&self) -> PollFd<'_> {
         let out = if self.tls.wants_write() { PollFlags::OUT } else { PollFlags::empty() };
-        if self.tls.wants_read() { out | PollFlags::IN } else { out }
+        let flags = if self.tls.wants_read() { out | PollFlags::IN } else { out };
+        PollFd::from_borrowed_fd(self.socket.as_fd(), flags)
     }
 
     /// Whether both sides have shown what they are to show. (A client finds out later whether it

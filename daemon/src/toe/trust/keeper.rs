@@ -182,20 +182,17 @@ impl Keeper {
     /// Until there is something to do.
     fn wait(&mut self) {
         let now = monotonic_now();
-        let conns = || {
-            let asking = self.asking.values().filter_map(|it| it.conn.as_ref());
-            let begun = self.handshakes.begun.values().filter_map(|it| it.conn.as_ref());
-            let asking = asking.chain(begun).map(|conn| (conn, conn.interest()));
-            let telling = self.strangers.iter().chain(self.telling.values());
-            asking.chain(telling.map(|it| (&it.conn, it.interest())))
-        };
         let rests = now < self.accepts;
         let listeners = self.listeners.iter().filter(|_| !rests).map(|(_, fd)| fd.as_fd());
         let doors = std::iter::once(self.bell.fd()).chain(listeners);
         let doors = doors.chain(self.dialer.as_ref().map(Dialer::fd));
         let mut fds: Vec<_> = doors.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         let first = fds.len();
-        fds.extend(conns().map(|(conn, flags)| PollFd::from_borrowed_fd(conn.fd(), flags)));
+        let asking = self.asking.values().filter_map(|it| it.conn.as_ref());
+        let begun = self.handshakes.begun.values().filter_map(|it| it.conn.as_ref());
+        fds.extend(asking.chain(begun).map(Conn::polled));
+        let telling = self.strangers.iter().chain(self.telling.values());
+        fds.extend(telling.filter_map(Telling::polled));
         let ends = self.asking.values().map(|it| it.until);
         let ends = ends.chain(self.handshakes.ends());
         let telling = self.strangers.iter().chain(self.telling.values());
@@ -210,6 +207,7 @@ impl Keeper {
         let begun = self.handshakes.begun.values_mut().filter_map(|it| it.conn.as_mut());
         let asking = asking.chain(begun);
         let telling = self.strangers.iter_mut().chain(self.telling.values_mut());
+        let telling = telling.filter(|it| it.is_watched());
         let all = asking.chain(telling.map(|it| &mut it.conn));
         all.zip(ready).for_each(|(conn, is_ready)| conn.is_ready |= is_ready);
     }
@@ -527,9 +525,15 @@ impl Asking {
 }
 
 impl Telling {
-    fn interest(&self) -> PollFlags {
-        let flags = self.conn.interest();
-        if self.rests.is_some() { flags - PollFlags::IN } else { flags }
+    /// Whether something is done when its socket has something.
+    const fn is_watched(&self) -> bool {
+        self.rests.is_none()
+    }
+
+    /// What poll(2) is asked: nothing at all of one that rests, or it would tell all the time that
+    /// the other host has hung up.
+    fn polled(&self) -> Option<PollFd<'_>> {
+        self.is_watched().then(|| self.conn.polled())
     }
 
     /// Whether it has shown that it is who is at its address. Errors: it is not.
@@ -578,5 +582,34 @@ impl Telling {
         }
         self.rests = Some(now + T_TICKET.saturating_mul(wanted.into()));
         Ok(wanted)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+    use crate::toe::fabric::pipe::tests::{ends, sockets};
+
+    #[test]
+    fn who_hangs_up_while_it_rests_is_not_heard_before_it_has_rested() {
+        let now = Instant::from_secs(1000);
+        let [own, peer] = [1, 2].map(|n| IpAddr::from(Ipv4Addr::new(192, 0, 2, n)));
+        let (ours, theirs) = sockets();
+        let conn = Conn::new(ours, ends(Vec::new(), None).1, b"x");
+        let (way, until) = (Way { own, peer }, now + T_SHOW);
+        let mut stranger = Telling { way, conn, until, rests: Some(now + T_REST) };
+        drop(theirs);
+        let ready = |stranger: &Telling| {
+            let mut fds: Vec<_> = stranger.polled().into_iter().collect();
+            poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap()
+        };
+        stranger.conn.is_ready = false;
+        assert_eq!((ready(&stranger), stranger.shows(now)), (0, Ok(false)));
+        stranger.rests = None;
+        assert_eq!(ready(&stranger), 1);
+        stranger.rests = Some(now);
+        assert_eq!(stranger.shows(now), Err("it hung up".to_owned()));
     }
 }
