@@ -30,7 +30,7 @@ use super::{News, Opening, ProofDoors, SECRET_LEN, Ticket, Way, Wish};
 use crate::broker::dialer::{Dialer, Undialed};
 use crate::timer::monotonic_now;
 pub(in crate::toe) use streams::HANDSHAKES_BYTES_MAX;
-use streams::{ACCEPTED_MAX, ACCEPTED_OF_ONE_MAX, Handshakes};
+use streams::{ACCEPTED, Handshakes, has_share};
 
 /// A host that connects has shown what it has to show within this.
 const T_SHOW: Duration = Duration::from_secs(5);
@@ -391,8 +391,7 @@ impl Keeper {
         }
         let proof = self.proof.config();
         let encrypts = proof.encrypts();
-        let most = if encrypts { ACCEPTED_MAX } else { STRANGERS_MAX };
-        let most_of_one = if encrypts { ACCEPTED_OF_ONE_MAX } else { STRANGERS_OF_ONE_MAX };
+        let most = if encrypts { ACCEPTED } else { (STRANGERS_OF_ONE_MAX, STRANGERS_MAX) };
         for (own, listener) in &self.listeners {
             for _ in 0..ACCEPTS_PER_TURN {
                 let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -410,8 +409,7 @@ impl Keeper {
                 let peer = peer.filter(|peer| self.peers.contains(peer));
                 let of_one =
                     |peer: &IpAddr| self.strangers.iter().filter(|it| it.way.peer == *peer).count();
-                let has_room =
-                    |peer: &IpAddr| self.strangers.len() < most && of_one(peer) < most_of_one;
+                let has_room = |peer: &IpAddr| has_share(of_one(peer), self.strangers.len(), most);
                 let server = ServerConnection::new(Arc::clone(&proof.server));
                 let (Some(peer), Ok(tls)) = (peer.filter(has_room), server) else {
                     self.refused.fetch_add(1, Ordering::Relaxed);

@@ -42,8 +42,10 @@ const T_SAVED: Duration = T_HANDSHAKE.saturating_mul(32);
 const BEGUN_MAX: usize = 256;
 const BEGUN_TO_ONE_MAX: usize = 16;
 /// And that others have begun.
-pub(super) const ACCEPTED_MAX: usize = 256;
-pub(super) const ACCEPTED_OF_ONE_MAX: usize = 2 * BEGUN_TO_ONE_MAX;
+const ACCEPTED_MAX: usize = 256;
+const ACCEPTED_OF_ONE_MAX: usize = 2 * BEGUN_TO_ONE_MAX;
+/// As [`has_share`] wants them.
+pub(super) const ACCEPTED: (usize, usize) = (ACCEPTED_OF_ONE_MAX, ACCEPTED_MAX);
 /// Bytes of all of them, at most.
 pub(in crate::toe) const HANDSHAKES_BYTES_MAX: usize = (BEGUN_MAX + ACCEPTED_MAX) * SHOWING_BYTES;
 
@@ -296,6 +298,19 @@ mod tests {
         assert_eq!((handshakes.take_late(at(20)), handshakes.ends().min()), (vec![], Some(at(30))));
         assert_eq!(handshakes.take_late(at(30)), [(way, 3)]);
         assert!(handshakes.queued.is_empty());
+    }
+
+    #[test]
+    fn some_hosts_with_many_handshakes_leave_some_to_the_next() {
+        let mut all = 0;
+        let hosts = std::iter::repeat_with(|| {
+            let of_one = (0..).take_while(|n| has_share(*n, all + n, ACCEPTED)).count();
+            all += of_one;
+            of_one
+        });
+        let hosts: Vec<usize> = hosts.take(13).collect();
+        assert_eq!(hosts, [32, 32, 32, 32, 32, 32, 32, 16, 8, 4, 2, 1, 1]);
+        assert_eq!(all, ACCEPTED_MAX);
     }
 
     #[test]
