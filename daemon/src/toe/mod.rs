@@ -77,8 +77,9 @@ const PACKETS_PER_TURN: u64 = 64;
 const BYTES_PER_TURN: usize = 1 << 20;
 /// A guest is signalled after this time that packets of it were taken, if they are not many before.
 /// Linux waits for places in its ring and for hardly anything else, but asks for a signal for each
-/// packet, and each costs it about as much as the packet.
+/// packet, and each costs it an interrupt and a work item.
 const T_SIGNAL: Duration = Duration::from_millis(5);
+
 /// See the module's doc.
 #[derive(Debug)]
 pub struct Toe {
