@@ -60,7 +60,7 @@ fn what_comes_by_ucx_and_is_not_taken_is_memory() {
             text += &format!("[[vm]]\nname = \"a{n}\"\nips = [\"10.0.0.{n}\"]\ntoe = true\n");
         }
         let mut config = parse(&text).unwrap();
-        // Also of a daemon that has no UCX.
+        // Set here, because a daemon that is built without UCX refuses it.
         config.toe.as_mut().unwrap().fabric = fabric;
         config.memory_max()
     };

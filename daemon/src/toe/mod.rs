@@ -484,14 +484,14 @@ impl Toe {
             let Some(device) = self.device_mut(at) else { continue };
             device.is_touched = false;
             let ((has_more, owes_signal), is_up) = (device.flush(now), device.is_up);
-            if owes_signal && !std::mem::replace(&mut device.is_signalled_later, true) {
-                self.unsignalled.push_back((now + T_SIGNAL, at));
-            }
-            let Some(device) = self.device_mut(at) else { continue };
+            let is_owed = owes_signal && !std::mem::replace(&mut device.is_signalled_later, true);
             let reads = reads && !device.limits.is_spent(now, Direction::FromGuest);
             let reads = reads && is_up && !device.is_awake;
             if has_more || reads && device.port.enable_packet_kicks() {
                 self.wake_device(at);
+            }
+            if is_owed {
+                self.unsignalled.push_back((now + T_SIGNAL, at));
             }
             if self.device_mut(at).is_some_and(|device| is_up && !device.port.is_up()) {
                 self.lose_guest(now, at); // it lied

@@ -17,7 +17,7 @@ use crate::fabric::{PORT, Stranger, configure, fabric, message};
 use crate::host::{Dir, Host};
 use crate::overlay::{Namespace, VNI, two_hosts};
 use crate::sockets::{SocketGuest, ask, connect, listen, try_connect, until};
-use crate::toe::{RESET, SERVER, boot, bytes, cross, one_is_not_read, toe};
+use crate::toe::{RESET, SERVER, boot, bytes, cross, one_is_not_read, outlives_its_writer, toe};
 use crate::trust::{Hosts, PROOF_PORT, PROTOCOL, certificates, has_said, is_native, proof, show};
 
 const STREAM: &[u8] = b"nightporter-toe-stream/1";
@@ -138,17 +138,7 @@ fn who_does_not_read_what_is_encrypted_stops_its_writer_and_nobody_else() {
 #[ignore = "needs root: it makes network namespaces; and openssl"]
 fn when_a_guest_resets_or_a_daemon_dies_the_other_guest_reads_a_reset() {
     let World { mut a, mut b, one, two, dirs: _dirs, .. } = world();
-    // What was written arrives, also when its writer has gone.
-    let (at_a, at_b) = connect(&mut a, &mut b, SERVER);
-    b.reads(at_b, false);
-    let sent = bytes(6, 100_000);
-    a.write(at_a, &sent);
-    until(&mut [&mut a, &mut b], "it is written", |g| g[0].socket(at_a).is_written());
-    a.close(at_a);
-    until(&mut [&mut a], "it is gone", |g| g[0].socket(at_a).is_reset);
-    b.reads(at_b, true);
-    until(&mut [&mut b], "the end", |g| g[0].socket(at_b).has_ended);
-    assert!(b.socket(at_b).got == sent);
+    outlives_its_writer(&mut a, &mut b);
     let (at_a, at_b) = connect(&mut a, &mut b, SERVER);
     a.write(at_a, &bytes(3, 4_000_000));
     until(&mut [&mut a, &mut b], "some of it", |g| g[1].socket(at_b).got.len() > 1_000_000);

@@ -20,8 +20,10 @@ use nix::sys::signal::Signal;
 use crate::host::{Dir, Host, LIMIT, command_after};
 use crate::overlay::{Namespace, VNI, overlay, two_hosts};
 use crate::sockets::{SocketGuest, ask, connect, listen, try_connect, until};
-use crate::toe::finds_a_listener_full;
-use crate::toe::{NATIVE, RESET, SERVER, boot, bytes, cross, one_is_not_read, socket, toe};
+use crate::toe::{
+    NATIVE, RESET, SERVER, boot, bytes, cross, finds_a_listener_full, one_is_not_read,
+    outlives_its_writer, socket, toe,
+};
 
 pub(crate) const PORT: u16 = 4793;
 
@@ -183,17 +185,7 @@ fn who_does_not_read_stops_the_writer_and_nobody_else() {
 #[ignore = "needs root: it makes network namespaces"]
 fn a_guest_that_closes_or_dies_is_heard_of_on_the_other_host() {
     let World { mut a, mut b, one, two, names: _names, dirs, .. } = world();
-    // What was written arrives, also when its writer has gone.
-    let (at_a, at_b) = connect(&mut a, &mut b, SERVER);
-    b.reads(at_b, false);
-    let sent = bytes(6, 100_000);
-    a.write(at_a, &sent);
-    until(&mut [&mut a, &mut b], "it is written", |g| g[0].socket(at_a).is_written());
-    a.close(at_a);
-    until(&mut [&mut a], "it is gone", |g| g[0].socket(at_a).is_reset);
-    b.reads(at_b, true);
-    until(&mut [&mut b], "the end", |g| g[0].socket(at_b).has_ended);
-    assert!(b.socket(at_b).got == sent);
+    let at_b = outlives_its_writer(&mut a, &mut b);
     b.close(at_b);
     // A VMM that goes resets.
     let (_, at_b) = connect(&mut a, &mut b, SERVER);

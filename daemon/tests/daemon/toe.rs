@@ -77,6 +77,21 @@ pub(crate) fn ends_one_after_the_other(
     a.close(at_a);
 }
 
+/// What A writes and then closes arrives, also when A's socket has gone; B's ports.
+pub(crate) fn outlives_its_writer(a: &mut SocketGuest, b: &mut SocketGuest) -> Ports {
+    let (at_a, at_b) = connect(a, b, SERVER);
+    b.reads(at_b, false);
+    let sent = bytes(6, 100_000);
+    a.write(at_a, &sent);
+    until(&mut [&mut *a, &mut *b], "it is written", |g| g[0].socket(at_a).is_written());
+    a.close(at_a);
+    until(&mut [&mut *a], "it is gone", |g| g[0].socket(at_a).is_reset);
+    b.reads(at_b, true);
+    until(&mut [&mut *b], "the end", |g| g[0].socket(at_b).has_ended);
+    assert!(b.socket(at_b).got == sent);
+    at_b
+}
+
 /// Connects A to B. Bytes in packets of all sizes cross both ways, in the end more than any socket
 /// has room for, and both ends are clean.
 pub(crate) fn cross(a: &mut SocketGuest, b: &mut SocketGuest) {
