@@ -14,11 +14,12 @@ use nix::sys::termios::{SetArg, cfmakeraw, tcgetattr, tcsetattr};
 use crate::load::Load;
 use crate::lossy::Dropper;
 use crate::program::{self, Program};
-use crate::{boot, http, load, nic, service};
+use crate::{boot, http, load, nic, service, vectors};
 
 /// Boots the guest and obeys the host until it is told to leave.
 pub(crate) fn run() -> Result<Infallible> {
     let bootline = boot::bring_up()?;
+    vectors::check()?;
     let nics = nic::configure_all(&bootline)?;
     service::start()?;
     http::start()?;
@@ -104,6 +105,10 @@ impl Agent {
             Command::DriverBind { nic } => {
                 nic::bind_all()?;
                 self.nics[nic] = nic::configure(&self.bootline, nic)?;
+                Ok(Reply::Ok)
+            }
+            Command::Vectors { rounds } => {
+                vectors::strain(rounds)?;
                 Ok(Reply::Ok)
             }
             Command::Reboot => boot::reboot_now(),

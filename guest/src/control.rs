@@ -82,6 +82,12 @@ pub enum Command {
         /// Index of the NIC.
         nic: usize,
     },
+    /// Use the CPU's widest vector registers in two threads that take the CPU from each other, so
+    /// often. An error says which register changed, and on which machine.
+    Vectors {
+        /// How often.
+        rounds: u32,
+    },
     /// Reboot at once, without closing anything. The next line is `Ready` of the new boot.
     Reboot,
     /// Panic the kernel. The guest reboots (`panic=` on its command line) or stays dead.

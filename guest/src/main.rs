@@ -14,6 +14,7 @@ mod lossy;
 mod nic;
 mod program;
 mod service;
+mod vectors;
 
 fn main() {
     if std::process::id() != 1 {

@@ -154,11 +154,11 @@ fn challenge(hosts: &mut Hosts, path: Sockets) -> Result<Run> {
         Sockets::Native => String::new(),
         Sockets::Toe => format!("-x LD_PRELOAD={TOE_LIBRARY}"),
     };
-    // The guest's agent ends what says nothing for a minute. `op`: user-mode Linux takes no AVX.
+    // The guest's agent ends what says nothing for a minute.
     let script = format!(
         "cd {DIRECTORY}\nrm -f hpccoutf.txt\n\
          mpirun.openmpi --allow-run-as-root -np {count} --host {list} --bind-to none \
-         --mca plm_rsh_agent '{PEER} at' --mca pml ob1 --mca btl tcp,self --mca op ^avx \
+         --mca plm_rsh_agent '{PEER} at' --mca pml ob1 --mca btl tcp,self \
          --mca btl_tcp_if_include {subnet} --mca oob_tcp_if_include {subnet} \
          --mca mca_base_component_show_load_errors 0 {preload} --wdir {DIRECTORY} hpcc \
          >said 2>&1 &\n\

@@ -63,6 +63,8 @@ const UML_MODULE_BASE: &str = "/usr/lib/uml/modules";
 pub struct Image {
     /// bzImage for QEMU; the executable itself for user-mode Linux.
     pub kernel: PathBuf,
+    /// A library that `kernel` needs, if it is an executable (`nightporter-uml`).
+    pub preload: Option<PathBuf>,
     /// Initramfs with the modules for `kernel`.
     pub initramfs: PathBuf,
     /// The guest's tool has `np_flood`: its build dependencies were there.
@@ -120,8 +122,10 @@ impl Image {
     pub fn for_uml() -> Result<Self> {
         let kernel = PathBuf::from(UML);
         ensure!(kernel.is_file(), "no {UML}: install user-mode-linux");
+        let preload = built("nightporter-uml", Artifact::Library("libnightporter_uml.so"))?;
         let modules = PathBuf::from(UML_MODULE_BASE);
-        Self::pack(kernel, cache_dir().join("initramfs-uml"), modules, &UML_MODULES)
+        let image = Self::pack(kernel, cache_dir().join("initramfs-uml"), modules, &UML_MODULES)?;
+        Ok(Self { preload: Some(preload), ..image })
     }
 
     fn pack(
@@ -135,7 +139,8 @@ impl Image {
         let files = module_files(&modules, needed)?;
         write_whole(&initramfs, &pack_initramfs(&read(&agent)?, &read(&tool)?, &files)?)?;
         let version = run(&tool.to_string_lossy(), &["--version"])?;
-        Ok(Self { kernel, initramfs, np_flood: version.contains(" with np_flood"), modules })
+        let np_flood = version.contains(" with np_flood");
+        Ok(Self { kernel, preload: None, initramfs, np_flood, modules })
     }
 
     /// The same with what a guest needs for sockets over its host: modules, library, launcher, the
@@ -272,7 +277,7 @@ fn download_kernel(dir: &Path) -> Result<()> {
     fs::rename(&unpacked, dir).with_context(|| format!("creating {}", dir.display()))
 }
 
-/// Programs that are built for guests.
+/// Programs and libraries that are built for guests.
 #[derive(Clone, Copy)]
 enum Artifact {
     /// A program that is one static file: an initramfs has no libraries.

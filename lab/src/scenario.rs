@@ -55,9 +55,10 @@ enum Run {
 
 /// Name, guests by kind, what happens in the world. Whose name begins with `long_` is run only if
 /// asked for.
-const IN_WORLD: [(&str, Kind, InWorld); 17] = [
+const IN_WORLD: [(&str, Kind, InWorld); 18] = [
     ("ten_megabytes_arrive_whole_each_way_and_as_an_echo", Kind::Qemu, ten_megabytes_each_way),
     ("a_user_mode_linux_guest_takes_and_sends_data", Kind::Uml, ten_megabytes_each_way),
+    ("threads_of_a_user_mode_linux_guest_keep_their_vector_registers", Kind::Uml, vectors),
     ("a_connection_survives_a_driver_reset", Kind::Qemu, driver_reset),
     ("a_rebooted_guest_is_reachable_again", Kind::Qemu, reboot),
     ("the_remote_learns_that_a_guest_died_with_data_in_the_store", Kind::Qemu, killed),
@@ -300,6 +301,16 @@ fn ten_megabytes_each_way(world: &mut World) -> Result<()> {
     upload(world, 10 * MB, 1)?;
     world.remote().enter(|| fetch(nightporter(), 10 * MB, 2, LIMIT)).context("download")?;
     world.remote().enter(|| echo(nightporter(), 10 * MB, 3, LIMIT)).context("echo")
+}
+
+/// Two threads of the guest take its CPU from each other, and interrupts take it from both.
+fn vectors(world: &mut World) -> Result<()> {
+    world.guests[0].send(&Command::Vectors { rounds: 2_000 })?;
+    ten_megabytes_each_way(world)?;
+    match world.guests[0].hear_within(LIMIT)? {
+        Reply::Ok => Ok(()),
+        other => bail!("vectors was answered with {other:?}"),
+    }
 }
 
 /// The driver leaves the device in the middle of an upload and comes back.

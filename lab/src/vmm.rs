@@ -19,7 +19,6 @@ use crate::accel::Accel;
 use crate::guest::Control;
 use crate::image::Image;
 use crate::process::{CpuUse, Process, tail};
-use crate::sys;
 
 /// How long a VMM may take to connect its serial port.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
@@ -344,12 +343,12 @@ fn uml(spec: &Spec, image: &Image, places: Places<'_>) -> Command {
         command.arg(format!("virtio_uml.device={}:19", socket.display()));
     }
     command.args(bootline(spec, "ttyS0").to_string().split(' '));
-    // UML before 6.12 restores a guest process's registers from a buffer that is too small for a
-    // CPU with AMX, and the kernel refuses (EFAULT). Without XSAVE it works, as long as the guest
-    // uses no AVX; glibc takes its hints from the environment, the kernel's from this line.
-    if fs::read_to_string("/proc/cpuinfo").is_ok_and(|cpus| cpus.contains(" amx_tile")) {
-        sys::hide_xstate(&mut command);
-        command.arg("GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX,-AVX2,-AVX512F,-AVX512VL,-ERMS");
+    if let Some(library) = &image.preload {
+        command.env("LD_PRELOAD", library);
     }
+    // The signal frames of UML 6.1 have no room for the registers of AVX-512, so a handler that
+    // uses memcpy() would change those of the program that it interrupts. glibc leaves AVX-512
+    // alone if its environment says so, which the guest's init has from this line.
+    command.arg("GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX512F,-AVX512VL");
     command
 }
