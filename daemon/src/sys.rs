@@ -47,6 +47,7 @@ mod ioctl {
     nix::ioctl_write_ptr!(tun_set_vnet_le, b'T', 220, libc::c_int);
     nix::ioctl_readwrite_bad!(get_flags, libc::SIOCGIFFLAGS, libc::ifreq);
     nix::ioctl_write_ptr_bad!(set_flags, libc::SIOCSIFFLAGS, libc::ifreq);
+    nix::ioctl_write_ptr_bad!(set_address, libc::SIOCSIFHWADDR, libc::ifreq);
     nix::ioctl_write_ptr_bad!(bridge_add, SIOCBRADDIF, libc::ifreq);
     /// linux/sockios.h; `libc` does not have it.
     const SIOCBRADDIF: libc::c_int = 0x89a2;
@@ -71,6 +72,21 @@ pub(crate) fn tun_attach(file: &File, name: &str, is_new: bool) -> io::Result<()
     // SAFETY: the kernel reads and writes one ifreq behind the pointer, which outlives the call.
     // JUSTIFICATION: no crate wraps TUNSETIFF.
     unsafe { ioctl::tun_set_iff(file.as_raw_fd(), pointer.addr() as u64) }?;
+    Ok(())
+}
+
+/// Gives the tap behind `file` this Ethernet address.
+pub(crate) fn tun_set_address(file: &File, name: &str, address: [u8; 6]) -> io::Result<()> {
+    let mut request = IfReq::new(name)?;
+    let mut sa_data = [0; 14];
+    for (to, from) in sa_data.iter_mut().zip(address) {
+        *to = libc::c_char::from_ne_bytes([from]);
+    }
+    let hwaddr = libc::sockaddr { sa_family: libc::ARPHRD_ETHER, sa_data };
+    request.0.ifr_ifru.ifru_hwaddr = hwaddr;
+    // SAFETY: the kernel reads one ifreq that outlives the call.
+    // JUSTIFICATION: no crate in use here wraps this ioctl.
+    unsafe { ioctl::set_address(file.as_raw_fd(), &raw const request.0) }?;
     Ok(())
 }
 

@@ -46,9 +46,10 @@ const CALLS_OF_BROKER: &[libc::c_long] = &[
 ];
 
 /// linux/sockios.h, linux/if_tun.h.
-const IOCTLS: [u32; 8] = [
+const IOCTLS: [u32; 9] = [
     0x8913,      // SIOCGIFFLAGS
     0x8914,      // SIOCSIFFLAGS
+    0x8924,      // SIOCSIFHWADDR
     0x8933,      // SIOCGIFINDEX
     0x89a2,      // SIOCBRADDIF
     0x4004_54ca, // TUNSETIFF

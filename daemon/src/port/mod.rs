@@ -7,6 +7,7 @@ mod outcome;
 pub mod overlay;
 pub mod shared;
 pub mod tap;
+pub(crate) mod tap_address;
 pub mod vhost_user;
 
 use std::os::fd::BorrowedFd;

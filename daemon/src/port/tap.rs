@@ -15,6 +15,7 @@ use nix::libc;
 use nix::net::if_::if_nametoindex;
 
 use crate::config::{UplinkConfig, UplinkKind};
+use crate::port::tap_address;
 use crate::sys;
 
 /// An open tap or macvtap queue.
@@ -186,6 +187,7 @@ fn open_tap(config: &UplinkConfig, is_new: bool) -> Result<(File, u32), OpenErro
         let what = format!("cannot open /dev/net/tun: {e}");
         OpenError { is_final: true, ..error(what, fix.into()) }
     })?;
+    let is_made = if_nametoindex(ifname.as_str()).is_err();
     sys::tun_attach(&file, ifname, is_new).map_err(|e| match e.raw_os_error() {
         Some(libc::EBUSY) if is_new => {
             let fix = "choose another name, or write the uplink into the file and reload";
@@ -207,7 +209,7 @@ fn open_tap(config: &UplinkConfig, is_new: bool) -> Result<(File, u32), OpenErro
         }
         _ => error(format!("cannot attach to {ifname}: {e}"), make.clone()),
     })?;
-    configure(&file, config)?;
+    configure(&file, config, is_made)?; // before a bridge looks at its address
     let index = if_nametoindex(ifname.as_str())
         .map_err(|e| error(format!("{ifname} has gone again: {e}"), make.clone()))?;
     match join_bridge(config, index) {
@@ -276,7 +278,7 @@ fn open_macvtap(config: &UplinkConfig) -> Result<(File, u32), OpenError> {
         };
         OpenError { is_busy, ..error(what, fix) }
     })?;
-    configure(&file, config)?;
+    configure(&file, config, false)?;
     sys::interface_up(ifname).map_err(|e| {
         error(format!("cannot bring {ifname} up: {e}"), format!("ip link set {ifname} up"))
     })?;
@@ -287,12 +289,25 @@ fn open_device(path: &str) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path)
 }
 
-fn configure(file: &File, config: &UplinkConfig) -> Result<(), OpenError> {
-    sys::tun_configure(file, VirtioNetHdr::LEN).map_err(|e| OpenError {
+/// Sets up what was opened, and the address of a tap that was made.
+fn configure(file: &File, config: &UplinkConfig, is_made: bool) -> Result<(), OpenError> {
+    let ifname = config.ifname.as_str();
+    let error = |what: String, fix: &str| OpenError {
         name: config.name.clone(),
-        what: format!("{} does not do virtio-net headers with offloads: {e}", config.ifname),
-        fix: "use a kernel of 4.8 or later".into(),
+        what,
+        fix: fix.into(),
         is_busy: false,
         is_final: true,
-    })
+    };
+    sys::tun_configure(file, VirtioNetHdr::LEN).map_err(|e| {
+        let what = format!("{ifname} does not do virtio-net headers with offloads: {e}");
+        error(what, "use a kernel of 4.8 or later")
+    })?;
+    if is_made {
+        sys::tun_set_address(file, ifname, tap_address::of(ifname)).map_err(|e| {
+            let what = format!("cannot set the Ethernet address of {ifname}: {e}");
+            error(what, "run as root or with CAP_NET_ADMIN")
+        })?;
+    }
+    Ok(())
 }

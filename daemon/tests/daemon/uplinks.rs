@@ -13,6 +13,7 @@ use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nightporterd::config::{UplinkConfig, UplinkKind};
 use nightporterd::port::tap::TapPort;
 use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::Signal;
 
 use crate::guest::{Guest, PLAIN};
 use crate::host::{Dir, Host, LIMIT, NOBODY, copy_for_everybody};
@@ -273,6 +274,61 @@ fn a_tap_becomes_a_port_of_its_bridge() {
         ip("link set np1 master br0");
         let config = UplinkConfig { ifname: "np1".into(), create: false, ..config };
         TapPort::open(&config).unwrap();
+    });
+}
+
+/// The Ethernet address of an interface.
+fn address(ifname: &str) -> String {
+    let output = Command::new("ip").args(["-br", "link", "show", ifname]).output().unwrap();
+    let shown = String::from_utf8(output.stdout).unwrap();
+    shown.split_whitespace().nth(2).unwrap().to_owned()
+}
+
+#[test]
+#[ignore = "needs root: it makes taps"]
+fn a_bridge_and_a_made_tap_keep_their_addresses() {
+    in_namespace(|| {
+        // An address that is higher than nearly all random ones.
+        let port = "fc:ff:ff:ff:ff:fe";
+        ip("link add br0 type bridge");
+        ip("link add eth0 type veth peer name wire");
+        ip(&format!("link set eth0 address {port} master br0"));
+        assert_eq!(address("br0"), port);
+        let dir = Dir::new();
+        let vm = dir.vm("a", "");
+        let head = "metrics = \"off\"\nbridges = [\"br0\"]";
+        let host = Host::start(&dir, &dir.configure(head, &vm));
+        let keys = [("kind", "tap"), ("ifname", "np0"), ("bridge", "br0")];
+        let keys: Vec<_> = keys.map(|(key, value)| (key.into(), value.into())).into();
+        let mut taps = Vec::new();
+        for _ in 0..3 {
+            let (name, keys) = ("lan".into(), keys.iter().cloned().collect());
+            host.change(Change::AddUplink { name, keys });
+            taps.push(address("np0"));
+            assert_eq!(address("br0"), port, "with {taps:?}");
+            host.change(Change::RemoveUplink { name: "lan".into() });
+            assert_eq!(address("br0"), port, "after {taps:?}");
+        }
+        drop(host);
+        let lan =
+            "[[uplink]]\nname = \"lan\"\nkind = \"tap\"\nifname = \"np0\"\nbridge = \"br0\"\n";
+        let config = dir.configure(head, &format!("{lan}{vm}"));
+        for _ in 0..2 {
+            let host = Host::start(&dir, &config);
+            taps.push(address("np0"));
+            assert_eq!(address("br0"), port, "with {taps:?}");
+            host.signal(Signal::SIGKILL);
+            host.wait();
+            assert_eq!(address("br0"), port, "after {taps:?}");
+        }
+        assert!(taps[0].starts_with("fe:") && taps.iter().all(|it| *it == taps[0]), "{taps:?}");
+        // A tap that is there has the address that it was given.
+        ip("tuntap add dev np0 mode tap vnet_hdr");
+        let given = "0a:00:00:00:00:01";
+        ip(&format!("link set np0 address {given}"));
+        let host = Host::start(&dir, &config);
+        assert_eq!(address("np0"), given);
+        drop(host);
     });
 }
 
