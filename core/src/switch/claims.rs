@@ -30,8 +30,9 @@ const V6_FRAGMENT_OFFSET: u16 = 0xfff8;
 const PROTOCOL_IGMP: u8 = 2;
 const PROTOCOL_UDP: u8 = 17;
 const PROTOCOL_ICMP_V6: u8 = 58;
-/// Extension headers of IPv6: behind one at which the walk ended there may be anything.
-const V6_EXTENSIONS: [u8; 3] = [0, 43, 60];
+/// Extension headers of IPv6, the one of fragments among them: behind one at which the walk ended
+/// there may be anything.
+const V6_EXTENSIONS: [u8; 4] = [0, 43, 44, 60];
 /// Where a server of DHCP listens.
 const DHCP_SERVER: [u8; 2] = [0, 67];
 /// Ports at which clients of DHCP receive answers (RFC 2131, RFC 8415): some look at no other port.
@@ -73,12 +74,19 @@ impl Switch {
                 let begins = begins_v4(packet, ip, frame);
                 speaks && !is_of_a_router(begins) && self.may_serve(port, begins)
             }
-            Net::Ip(ip) if ip.l4 == L4::Icmp => says_own(ip, frame, owns),
-            // Neighbour discovery in fragments is ignored by receivers (RFC 6980).
+            Net::Ip(ip) if ip.l4 == L4::Icmp => {
+                says_own(ip, frame.get(usize::from(ip.payload_offset)..).unwrap_or_default(), owns)
+            }
             Net::Ip(ip) => {
                 let begins = begins_v6(ip, frame);
-                let hides = ip.l4 == L4::Opaque && ip.protocol == PROTOCOL_ICMP_V6
-                    || begins.is_some_and(|(protocol, _)| V6_EXTENSIONS.contains(&protocol));
+                let hides = match begins {
+                    _ if ip.l4 == L4::Opaque && ip.protocol == PROTOCOL_ICMP_V6 => true,
+                    Some((protocol, _)) if V6_EXTENSIONS.contains(&protocol) => true,
+                    // Not all receivers ignore neighbour discovery in fragments (RFC 6980), of
+                    // which one may be the whole packet.
+                    Some((PROTOCOL_ICMP_V6, message)) => !says_own(ip, message, owns),
+                    _ => false,
+                };
                 !hides && !ip.src.is_unspecified() && self.may_serve(port, begins)
             }
         };
@@ -150,8 +158,7 @@ fn is_of_a_router(begins: Option<(u8, &[u8])>) -> bool {
 }
 
 /// Whether a message of ICMPv6 is about its sender alone.
-fn says_own(ip: &Ip, frame: &[u8], owns: impl Fn(IpAddr16) -> bool) -> bool {
-    let message = frame.get(usize::from(ip.payload_offset)..).unwrap_or_default();
+fn says_own(ip: &Ip, message: &[u8], owns: impl Fn(IpAddr16) -> bool) -> bool {
     let target = || {
         let target = message.get(TARGET_AT..TARGET_AT + 16)?;
         target.try_into().ok().map(IpAddr16)
@@ -309,6 +316,30 @@ mod tests {
             assert!(passes(IP, &says(kind)), "an echo, or an error: {kind}");
         }
         assert!(passes(IP, &v4(V4, 17, &[5; 8])), "a datagram");
+    }
+
+    #[test]
+    fn a_fragment_that_begins_a_message_says_no_more_than_a_whole_one_may() {
+        const IP: u16 = 0x86dd;
+        // All of the packet, the first part of one, and behind another such header.
+        let part = |more: u8, next: u8, body: &[u8]| {
+            v6(LINK_LOCAL, 44, &[&[next, 0, 0, more, 0, 0, 0, 9][..], body].concat())
+        };
+        for more in [0, 1] {
+            let passes_as = |message: &[u8]| passes(IP, &part(more, PROTOCOL_ICMP_V6, message));
+            for kind in [ROUTER_ADVERTISEMENT, REDIRECT] {
+                assert!(!passes_as(&[kind; 16]), "{kind}");
+            }
+            assert!(!passes_as(&nd(NEIGHBOR_ADVERTISEMENT, FOREIGN_V6)));
+            assert!(!passes_as(&[]), "cut short");
+            assert!(passes_as(&nd(NEIGHBOR_ADVERTISEMENT, V6)));
+            assert!(passes_as(&[128; 16]), "an echo");
+            let nested =
+                [&[PROTOCOL_ICMP_V6, 0, 0, 0, 0, 0, 0, 9][..], &[ROUTER_ADVERTISEMENT; 16]];
+            assert!(!passes(IP, &part(more, 44, &nested.concat())));
+        }
+        let later = [&[PROTOCOL_ICMP_V6, 0, 0, 9, 0, 0, 0, 9][..], &[ROUTER_ADVERTISEMENT; 16]];
+        assert!(passes(IP, &v6(LINK_LOCAL, 44, &later.concat())), "what comes later has no type");
     }
 
     #[test]
