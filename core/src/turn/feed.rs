@@ -102,6 +102,7 @@ impl Turn {
             }
             let room = if behind { FULL_FRAME } else { ports.room(port, FRAME_BYTES_MAX) };
             if let Some(made) = engine.poll_delivery(now, port, room) {
+                self.slots.from = None;
                 self.slots.send(ports, port, &made.hdr, made.parts());
                 *frames += 1;
                 ports.after_step(engine, Step::Delivery)?;

@@ -117,7 +117,7 @@ impl Turn {
     pub fn new(config: TurnConfig) -> Self {
         Self {
             config,
-            slots: Slots::default(),
+            slots: Slots::new(),
             awake: VecDeque::new(),
             watched: vec![],
             unseen: vec![],
@@ -243,6 +243,7 @@ impl Turn {
             self.slots.look_at_guest(now, engine, ports, port);
             let slot = self.slots.of_mut(port);
             if slot.features.is_some() && slot.beat.replace(beat) != Some(beat) {
+                self.slots.from = None;
                 self.slots.send(ports, port, &VirtioNetHdr::default(), &[&beat.emit()]);
             }
         }

@@ -107,6 +107,7 @@ impl Turn {
         stats.count_from_port(bytes.len());
         let verdict = engine.handle_staged(now, from, &mut hdr, bytes, staged);
         let verdict = engine.limited(now, from, bytes.len(), verdict);
+        self.slots.from = Some(from);
         match verdict {
             Verdict::Forward(to) => self.slots.send(ports, to, &hdr, &[bytes]),
             Verdict::Flood => {

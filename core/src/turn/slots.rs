@@ -102,11 +102,12 @@ impl Slot {
         }
     }
 
-    /// Gives a frame to the port, or to the backlog, or drops and counts it. All backlogs have
-    /// `waiting` bytes. Returns the bytes of copies that the port made.
+    /// Gives a frame that came from another one to the port, or to the backlog, or drops and counts
+    /// it. All backlogs have `waiting` bytes. Returns the bytes of copies that the port made.
     fn offer<P: Ports>(
         &mut self,
         ports: &mut P,
+        from: Option<PortId>,
         waiting: &mut usize,
         hdr: &VirtioNetHdr,
         parts: &[&[u8]],
@@ -125,32 +126,36 @@ impl Slot {
             Sent::Dropped(reason) => self.stats.count_drops(reason, 1),
             Sent::Gone => self.link_down(waiting),
             // An uplink has no queue here: the kernel's was full.
-            Sent::Full => self.wait(waiting, hdr, parts),
+            Sent::Full => self.wait(from, waiting, hdr, parts),
         }
         0
     }
 
     #[inline(never)] // few frames have to
-    fn wait(&mut self, waiting: &mut usize, hdr: &VirtioNetHdr, parts: &[&[u8]]) {
+    fn wait(
+        &mut self,
+        from: Option<PortId>,
+        waiting: &mut usize,
+        hdr: &VirtioNetHdr,
+        parts: &[&[u8]],
+    ) {
         let (before, free) = (self.backlog.bytes(), BACKLOGS_BYTES_MAX - *waiting);
-        if self.is_guest && self.backlog.push(hdr, parts, free) {
-            *waiting += self.backlog.bytes() - before;
-        } else {
-            self.stats.count_drops(DropReason::QueueFull, 1);
-        }
+        let lost = if self.is_guest { self.backlog.push(from, hdr, parts, free) } else { 1 };
+        *waiting = *waiting - before + self.backlog.bytes();
+        self.stats.count_drops(DropReason::QueueFull, lost);
     }
 
     #[inline(never)]
     fn move_waiting<P: Ports>(&mut self, ports: &mut P, waiting: &mut usize) -> bool {
-        let Some((hdr, frame)) = self.backlog.pop() else { return false };
-        *waiting -= frame.len();
-        match ports.send(self.id, &hdr, &[&frame], true) {
-            Sent::Done | Sent::Copied(_) => self.count_sent(frame.len()),
+        let Some(first) = self.backlog.pop() else { return false };
+        *waiting -= first.frame.len();
+        match ports.send(self.id, &first.hdr, &[&first.frame], true) {
+            Sent::Done | Sent::Copied(_) => self.count_sent(first.frame.len()),
             Sent::Dropped(reason) => self.stats.count_drops(reason, 1),
             Sent::Gone => self.link_down(waiting),
             Sent::Full => {
-                *waiting += frame.len();
-                self.backlog.put_back(hdr, frame);
+                *waiting += first.frame.len();
+                self.backlog.put_back(first);
                 return false;
             }
         }
@@ -182,12 +187,14 @@ pub(super) struct Unknown {
 }
 
 /// All ports of a worker, by their numbers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Slots {
     pub(super) list: Vec<Slot>,
     /// Guests that the turn ends with: they were read, a frame was meant for them, or there may be
     /// something to give them.
     pub(super) touched: Vec<PortId>,
+    /// The port that what is sent now came from; `None`: the store.
+    pub(super) from: Option<PortId>,
     /// Bytes of copies that frames have become since it was set to 0 (`COPIES_PER_PORT`).
     pub(super) copied: usize,
     /// Bytes of all backlogs.
@@ -196,6 +203,17 @@ pub(super) struct Slots {
 }
 
 impl Slots {
+    pub(super) fn new() -> Self {
+        Self {
+            list: Vec::new(),
+            touched: Vec::new(),
+            from: None,
+            copied: 0,
+            waiting: 0,
+            adapter: Adapter::default(),
+        }
+    }
+
     pub(super) fn of(&self, port: PortId) -> &Slot {
         &self.list[usize::from(port.0)]
     }
@@ -277,16 +295,17 @@ impl Slots {
             return self.of_mut(to).stats.count_drops(DropReason::PortDown, 1);
         };
         self.touch(to);
-        let Self { list, adapter, copied, waiting, .. } = self;
+        let Self { list, adapter, copied, waiting, from, .. } = self;
+        let from = *from;
         let slot = &mut list[usize::from(to.0)];
         slot.meant = true;
         if fits(features, hdr) {
-            *copied += slot.offer(ports, waiting, hdr, parts);
+            *copied += slot.offer(ports, from, waiting, hdr, parts);
             return;
         }
         ports.before_adapting(to, hdr, parts);
         let offer = |hdr: &_, frame: &[u8]| {
-            *copied += frame.len() + COPY_COST + slot.offer(ports, waiting, hdr, &[frame]);
+            *copied += frame.len() + COPY_COST + slot.offer(ports, from, waiting, hdr, &[frame]);
         };
         if let Err(reason) = adapter.adapt(hdr, parts, offer) {
             slot.stats.count_drops(reason, 1);
@@ -320,6 +339,7 @@ impl Slots {
         ports: &mut P,
         made: &Transmit<'_>,
     ) -> Option<Unknown> {
+        self.from = Some(made.ingress);
         let Some(to) = made.port else {
             return Some(Unknown {
                 ingress: made.ingress,
