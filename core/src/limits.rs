@@ -359,6 +359,8 @@ pub const TOE_SOCKETS_PER_STEP: usize = 256;
 pub const TOE_CONTROLS_MAX: usize = 1024;
 /// Addresses that a guest listens at.
 pub const TOE_LISTENERS_MAX: usize = 1024;
+/// Sockets of a guest that listen at one of them: more listen without the host.
+pub const TOE_LISTENERS_PER_ADDRESS_MAX: usize = 128;
 /// Sockets of a guest that have announced a connection and not made it yet.
 pub const TOE_WANTED_MAX: usize = 1024;
 /// Sockets of a guest without a connection, about whose end the guest may still ask.

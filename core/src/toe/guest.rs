@@ -11,8 +11,8 @@ use super::sockets::{SocketId, VmId};
 use super::state::State;
 use super::vsock::{Connection, Ports, reset};
 use crate::limits::{
-    TOE_CONTROLS_MAX, TOE_LISTENERS_MAX, TOE_PAST_MAX, TOE_SOCKETS_MAX, TOE_STRAYS_MAX,
-    TOE_WANTED_MAX,
+    TOE_CONTROLS_MAX, TOE_LISTENERS_MAX, TOE_LISTENERS_PER_ADDRESS_MAX, TOE_PAST_MAX,
+    TOE_SOCKETS_MAX, TOE_STRAYS_MAX, TOE_WANTED_MAX,
 };
 use crate::wire::vsock::{Header, Op};
 
@@ -85,6 +85,8 @@ pub(super) struct Guest {
     /// Who listens at an address is called in turn (SO_REUSEPORT). That they may is for the guest's
     /// own stack to say, in which each has taken the port.
     listeners: BTreeMap<SocketAddr, VecDeque<Listener>>,
+    /// The vsock port of each, and where it listens: a request is not to look at all of them.
+    listening: BTreeSet<(u32, SocketAddr)>,
     /// How often the addresses in `listeners` have changed since somebody looked.
     listener_changes: u64,
     past: Past,
@@ -205,6 +207,7 @@ impl Guest {
             ready: VecDeque::new(),
             wanted: BTreeMap::new(),
             listeners: BTreeMap::new(),
+            listening: BTreeSet::new(),
             listener_changes: 0,
             past: Past::default(),
             lies: 0,
@@ -354,17 +357,36 @@ impl Guest {
 
     /// A control connection is over, and with it what its process wanted.
     fn forget_wishes(&mut self, port: u32) {
-        self.drop_listeners(|listener| listener.control == port);
-        self.wanted.retain(|_, wanted| wanted.control != port);
-    }
-
-    fn drop_listeners(&mut self, drop: impl Fn(&Listener) -> bool) {
         let before = self.listeners.len();
-        self.listeners.retain(|_, there| {
-            there.retain(|listener| !drop(listener));
+        let Self { listeners, listening, .. } = self;
+        listeners.retain(|at, there| {
+            there.retain(|listener| {
+                let stays = listener.control != port;
+                if !stays {
+                    listening.remove(&(listener.guest_port, *at));
+                }
+                stays
+            });
             !there.is_empty()
         });
         self.listener_changes += u64::from(self.listeners.len() != before);
+        self.wanted.retain(|_, wanted| wanted.control != port);
+    }
+
+    /// The socket at this vsock port listens nowhere any more.
+    fn unlisten(&mut self, guest_port: u32) {
+        let first = (guest_port, SocketAddr::from(([0; 4], 0)));
+        while let Some(&(port, at)) = self.listening.range(first..).next()
+            && port == guest_port
+        {
+            self.listening.remove(&(port, at));
+            let Some(there) = self.listeners.get_mut(&at) else { continue };
+            there.retain(|listener| listener.guest_port != guest_port);
+            if there.is_empty() {
+                self.listeners.remove(&at);
+                self.listener_changes += 1;
+            }
+        }
     }
 
     /// What a past socket ended with.
@@ -398,7 +420,7 @@ impl Guest {
                 self.listen(at, Listener { guest_port: guest, control, v4: v4 && at.is_ipv6() })
             }
             Ask::Unlisten { guest } => {
-                self.drop_listeners(|listener| listener.guest_port == guest);
+                self.unlisten(guest);
                 Code::Done
             }
             Ask::Describe(ports) => return self.describe_past(asked, ports),
@@ -439,16 +461,19 @@ impl Guest {
         if !own || at.port() == 0 {
             return Code::Failed(Errno::AddressNotAvailable);
         }
-        let is_new = !self.listeners.contains_key(&at);
-        if let Some(there) = self.listeners.get_mut(&at) {
-            there.retain(|known| known.guest_port != listener.guest_port);
-        }
-        let all: usize = self.listeners.values().map(VecDeque::len).sum();
-        if all >= TOE_LISTENERS_MAX {
+        let there = self.listeners.get(&at).map_or(0, VecDeque::len);
+        let is_known = self.listening.contains(&(listener.guest_port, at));
+        let is_full = self.listening.len() >= TOE_LISTENERS_MAX;
+        if !is_known && (is_full || there >= TOE_LISTENERS_PER_ADDRESS_MAX) {
             return Code::Native;
         }
-        self.listener_changes += u64::from(is_new);
-        self.listeners.entry(at).or_default().push_back(listener);
+        self.listener_changes += u64::from(there == 0);
+        self.listening.insert((listener.guest_port, at));
+        let there = self.listeners.entry(at).or_default();
+        if is_known {
+            there.retain(|known| known.guest_port != listener.guest_port);
+        }
+        there.push_back(listener);
         Code::Done
     }
 }

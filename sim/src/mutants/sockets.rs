@@ -247,7 +247,7 @@ mutations! { SOCKETS:
     => "false";
 
     "any number of listeners is kept", "VTOE-10", "listen",
-    "if [[all >= TOE_LISTENERS_MAX]] {"
+    "let is_full = [[self.listening.len() >= TOE_LISTENERS_MAX]];"
     => "false";
 
     "a guest that reads no answers asks on", "VTOE-10", "poll",

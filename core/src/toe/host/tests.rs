@@ -1,8 +1,8 @@
 use super::*;
 use crate::common::Random;
 use crate::limits::{
-    T_TOE_PROBE, T_TOE_SILENCE, TOE_CONTROLS_MAX, TOE_LISTENERS_MAX, TOE_PACKET_COST,
-    TOE_SOCKETS_PER_STEP, TOE_STRAYS_MAX, TOE_WANTED_MAX,
+    T_TOE_PROBE, T_TOE_SILENCE, TOE_CONTROLS_MAX, TOE_LISTENERS_MAX, TOE_LISTENERS_PER_ADDRESS_MAX,
+    TOE_PACKET_COST, TOE_SOCKETS_PER_STEP, TOE_STRAYS_MAX, TOE_WANTED_MAX,
 };
 use crate::toe::control::{LEN, Program};
 use crate::toe::guest::GuestConfig;
@@ -577,6 +577,33 @@ fn what_a_guest_can_make_the_host_keep_is_bounded() {
     let _ = w.host.handle_packet(NOW, A, &stray, 0, &mut none, &Doorkeeper);
     w.has_room(A);
     assert_eq!((w.heard(A).len(), w.host.owes_answers(A)), (answered, false));
+}
+
+#[test]
+fn who_listens_at_one_address_is_one_of_few_and_leaves_it_whole() {
+    let mut w = World::new();
+    let listen = |guest, port: u16| {
+        let at = SocketAddr::new(at("10.0.0.1:1").ip(), port);
+        Ask::Listen { guest, at, v4: false }
+    };
+    let most = u32::try_from(TOE_LISTENERS_PER_ADDRESS_MAX).expect("small");
+    for guest in 0..most {
+        assert_eq!(w.asks(A, listen(guest, 80)).code, Code::Done);
+    }
+    assert_eq!(w.asks(A, listen(most, 80)).code, Code::Native);
+    assert_eq!(w.asks(A, listen(0, 80)).code, Code::Done, "it is one of them");
+    for port in 1..80 {
+        assert_eq!(w.asks(A, listen(0, port)).code, Code::Done);
+    }
+    // It leaves all its places, and nobody else's.
+    assert_eq!(w.asks(A, Ask::Unlisten { guest: 0 }).code, Code::Done);
+    assert_eq!(w.host.listening_ports(A), Some([80].into()));
+    assert_eq!(w.asks(A, listen(most, 80)).code, Code::Done);
+    assert_eq!(w.asks(A, listen(most + 1, 80)).code, Code::Native);
+    for guest in 1..=most {
+        assert_eq!(w.asks(A, Ask::Unlisten { guest }).code, Code::Done);
+    }
+    assert_eq!(w.host.listening_ports(A), Some([].into()));
 }
 
 fn stray_header() -> Header {
