@@ -5,6 +5,7 @@ mod inbox;
 mod messages;
 mod outcome;
 pub mod overlay;
+mod paths;
 pub mod shared;
 pub mod tap;
 pub(crate) mod tap_address;

@@ -19,6 +19,10 @@ pub(super) struct Outcome {
     first: usize,
     /// Peers whose paths take less, by their bits.
     pub(super) narrow: u64,
+    /// Bytes of the shortest datagram that one of them did not take.
+    pub(super) refused: u16,
+    /// Bytes of the longest datagram.
+    pub(super) longest: u16,
 }
 
 const _: () = assert!(PEERS_MAX <= 64);
@@ -27,6 +31,7 @@ impl Outcome {
     /// Datagrams were sent to the peer at this place, or not.
     pub(super) fn note(&mut self, place: usize, batch: Batch, posted: Result<(), Errno>) {
         let (len, datagram) = (batch.len, usize::from(batch.datagram));
+        self.longest = self.longest.max(batch.datagram);
         self.copied += len + len.div_ceil(datagram) * COPY_COST;
         if self.first == 0 {
             self.first = datagram + COPY_COST;
@@ -35,7 +40,11 @@ impl Outcome {
             let why = not_sent(error, len > datagram);
             self.failed |= 1 << place;
             self.error = Some(why);
-            self.narrow |= u64::from(why == Sent::Dropped(DropReason::TooBig)) << place;
+            if why == Sent::Dropped(DropReason::TooBig) {
+                let shortest = if self.narrow == 0 { batch.datagram } else { self.refused };
+                self.refused = shortest.min(batch.datagram);
+                self.narrow |= 1 << place;
+            }
         }
     }
 
@@ -111,6 +120,6 @@ mod tests {
             outcome.note(place, ONE, posted);
         }
         outcome.note(4, TWO, Err(Errno::EINVAL));
-        assert_eq!(outcome.narrow, 0b10101);
+        assert_eq!((outcome.narrow, outcome.refused, outcome.longest), (0b10101, 100, 100));
     }
 }

@@ -15,21 +15,20 @@ use std::sync::Arc;
 use nightporter_core::drops::DropReason;
 use nightporter_core::limits::{FRAMES_PER_PORT, OVERLAY_DATAGRAM_BYTES_MAX, TOLD_MAX};
 use nightporter_core::overlay::ecn::Ecn;
-use nightporter_core::overlay::{self, Overlay, PeerId, SOURCE_PORTS, To, overhead};
+use nightporter_core::overlay::{self, Overlay, PeerId, SOURCE_PORTS, To};
 use nightporter_core::port::PortId;
 use nightporter_core::switch::Mac;
-use nightporter_core::time::{Duration, Instant};
+use nightporter_core::time::Instant;
 use nightporter_core::turn::{Received, Sent};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nightporter_registry::STATIONS_MAX;
 use nix::errno::Errno;
-use nix::sys::socket::{
-    ControlMessage, MsgFlags, SockaddrStorage, connect, sendmsg, setsockopt, sockopt,
-};
+use nix::sys::socket::{ControlMessage, MsgFlags, SockaddrStorage, sendmsg, setsockopt, sockopt};
 use rustix::net::sockopt as option;
 
 use super::inbox::Inbox;
 use super::outcome::Outcome;
+use super::paths::{Paths, SAID_MTU_MIN};
 use super::shared::{Filled, Seat, Shared, Sockets};
 
 use crate::config::OverlayConfig;
@@ -48,11 +47,8 @@ const ANSWERS_MAX: usize = 64;
 /// Answers that are received in one turn: an eighth of its frames. The rest is for datagrams, or
 /// one VM's questions would keep all that peers send to this host waiting.
 const ANSWERS_PER_TURN: usize = FRAMES_PER_PORT / 8;
-/// The smallest MTU that a narrow path makes of the configured one: Linux takes no path for
-/// narrower than 552 bytes (`net.ipv4.route.min_pmtu`), less the headers of the tunnel over IPv4.
-const NARROW_MTU_MIN: u16 = 502;
-/// How often the kernel is asked for the MTU of one path, at most.
-const ASK_INTERVAL: Duration = Duration::from_secs(1);
+/// Bytes of VXLAN's header and of an Ethernet header: what a datagram has before the inner packet.
+const BEFORE_PACKET: u16 = 8 + 14;
 
 /// See the module doc.
 #[derive(Debug)]
@@ -69,8 +65,7 @@ pub struct OverlayPort {
     /// How many of them are no peers, for lack of room.
     left_out: usize,
     peers: Vec<SockaddrStorage>,
-    /// When the kernel was last asked for the MTU of the path to each of them.
-    asked: Vec<Option<Instant>>,
+    paths: Paths,
     inbox: Inbox,
     /// The peer whose datagrams are in it.
     from: PeerId,
@@ -182,7 +177,7 @@ impl OverlayPort {
             registered: Vec::new(),
             left_out: 0,
             peers: config.peers.iter().map(|&peer| peer.into()).collect(),
-            asked: vec![None; config.peers.len()],
+            paths: Paths::new(config.peers.len()),
             config: config.clone(),
             inbox: Inbox::new(),
             from: PeerId(0),
@@ -284,7 +279,7 @@ impl OverlayPort {
         if now != before {
             self.overlay.set_peers(&now.iter().map(SocketAddr::ip).collect::<Vec<_>>());
             self.peers = now.into_iter().map(SockaddrStorage::from).collect();
-            self.asked = vec![None; self.peers.len()]; // their places may be others now
+            self.paths = Paths::new(self.peers.len()); // their places may be others now
             self.inbox.left = 0..0; // from a peer that may have another place now
         }
     }
@@ -430,37 +425,35 @@ impl OverlayPort {
         }
         let sent = outcome.of(peers.len());
         if outcome.narrow != 0 {
-            self.note_narrow_paths(now, first, outcome.narrow);
+            let refused = outcome.refused.saturating_sub(BEFORE_PACKET);
+            self.look_at_paths(now, first, outcome.narrow, Some(refused));
+        } else if outcome.longest > SAID_MTU_MIN + BEFORE_PACKET {
+            let all = u64::MAX >> (u64::BITS as usize - peers.len().min(64));
+            self.look_at_paths(now, first, all, None);
         }
         sent
     }
 
-    /// The paths to these peers, by their bits from `first` on, take less than was sent.
-    #[cold]
-    fn note_narrow_paths(&mut self, now: Instant, first: u16, mut narrow: u64) {
-        while narrow != 0 {
-            let place = u16::try_from(narrow.trailing_zeros()).expect("64 at most");
-            narrow &= narrow - 1;
-            self.note_narrow(now, PeerId(first + place));
+    /// Long datagrams leave by the paths to these peers, by their bits from `first` on, or packets
+    /// of `refused` bytes do not.
+    fn look_at_paths(&mut self, now: Instant, first: u16, mut peers: u64, refused: Option<u16>) {
+        while peers != 0 {
+            let place = u16::try_from(peers.trailing_zeros()).expect("64 at most");
+            peers &= peers - 1;
+            self.look_at_path(now, PeerId(first + place), refused);
         }
     }
 
-    /// The path to `peer` takes less than the configuration says: from now on TCP for it is cut to
-    /// what the path takes.
-    fn note_narrow(&mut self, now: Instant, peer: PeerId) {
-        let place = usize::from(peer.0);
-        let (Some(to), Some(asked)) = (self.peers.get(place).copied(), self.asked.get_mut(place))
-        else {
+    /// If the path to `peer` takes less than the configuration says, TCP for it is cut to what the
+    /// path takes from now on.
+    fn look_at_path(&mut self, now: Instant, peer: PeerId, refused: Option<u16>) {
+        let Some(to) = self.peers.get(usize::from(peer.0)) else { return };
+        let believed = self.overlay.mtu(now, To::Peer(peer));
+        let ends = (self.config.local.ip(), to);
+        let Some(mtu) = self.paths.ask(now, usize::from(peer.0), ends, refused, believed) else {
             return;
         };
-        if asked.is_some_and(|asked| now.since(asked) < ASK_INTERVAL) {
-            return;
-        }
-        *asked = Some(now);
-        let local = self.config.local.ip();
-        let Ok(path_mtu) = path_mtu(local, &to) else { return };
-        let mtu = path_mtu.saturating_sub(overhead(local)).max(NARROW_MTU_MIN);
-        if mtu < self.overlay.mtu(now, To::Peer(peer)) {
+        if mtu < believed {
             let (name, configured) = (&self.config.name, self.config.mtu);
             let what = "the path to the peer has a smaller MTU";
             tracing::warn!(port = %name, peer = %to, mtu, configured, "{what}");
@@ -504,14 +497,6 @@ fn post(
 
 const _: () = assert!(STATIONS_MAX <= TOLD_MAX);
 
-/// Bytes of the longest IP packet on the way to `peer`, as far as the kernel knows.
-fn path_mtu(local: IpAddr, peer: &SockaddrStorage) -> io::Result<u16> {
-    let socket = UdpSocket::bind((local, 0))?;
-    connect(socket.as_raw_fd(), peer)?;
-    let mtu = if local.is_ipv4() { option::ip_mtu(&socket) } else { option::ipv6_mtu(&socket) }?;
-    Ok(u16::try_from(mtu).unwrap_or(u16::MAX))
-}
-
 fn receiver(local: SocketAddr) -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind(local)?;
     socket.set_nonblocking(true)?;
@@ -537,13 +522,17 @@ fn senders(local: IpAddr) -> io::Result<Vec<UdpSocket>> {
                 option::set_socket_recv_buffer_size(&socket, 0)?;
                 // As of the receiver: `net.core.wmem_max`.
                 option::set_socket_send_buffer_size(&socket, SEND_BYTES)?;
-                // The tunnel's packets are not cut on the way (RFC 7348 section 4.3).
+                // The tunnel's packets are not cut on the way (RFC 7348 section 4.3), and leave
+                // whatever others say of the path (`paths`).
                 match local {
                     IpAddr::V4(_) => {
-                        option::set_ip_mtu_discover(&socket, option::Ipv4PathMtuDiscovery::DO)?;
+                        option::set_ip_mtu_discover(&socket, option::Ipv4PathMtuDiscovery::PROBE)?;
                     }
                     IpAddr::V6(_) => {
-                        option::set_ipv6_mtu_discover(&socket, option::Ipv6PathMtuDiscovery::DO)?;
+                        option::set_ipv6_mtu_discover(
+                            &socket,
+                            option::Ipv6PathMtuDiscovery::PROBE,
+                        )?;
                     }
                 }
                 senders.push(socket);
@@ -560,6 +549,8 @@ fn senders(local: IpAddr) -> io::Result<Vec<UdpSocket>> {
 
 #[cfg(test)]
 mod tests {
+    use nightporter_core::overlay::overhead;
+
     use super::*;
 
     /// On this host alone, with a peer that is a socket; `n` distinguishes tests.
@@ -675,10 +666,10 @@ mod tests {
         let mtus =
             |port: &OverlayPort| [0, 1, 2].map(|n| port.overlay.mtu(now, To::Peer(PeerId(n))));
         let narrow = u16::MAX - overhead(port.config.local.ip());
-        port.note_narrow_paths(now, 0, 0b101);
+        port.look_at_paths(now, 0, 0b101, Some(u16::MAX));
         assert_eq!(mtus(&port), [narrow, u16::MAX, narrow]);
-        port.note_narrow_paths(now, 1, 0b1);
-        assert_eq!(mtus(&port), [narrow; 3], "a second has not passed for the others alone");
+        port.look_at_paths(now, 1, 0b1, None);
+        assert_eq!(mtus(&port), [narrow; 3], "the others alone were asked just now");
     }
 
     #[test]

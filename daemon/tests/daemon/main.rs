@@ -20,6 +20,7 @@ mod limits;
 mod networks;
 mod operators;
 mod overlay;
+mod paths;
 mod registry;
 mod sandbox;
 mod segment;

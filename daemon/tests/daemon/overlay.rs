@@ -55,7 +55,7 @@ impl Namespace {
     }
 
     /// What `ip` prints there.
-    fn says(&self, arguments: &str) -> String {
+    pub(crate) fn says(&self, arguments: &str) -> String {
         String::from_utf8_lossy(&self.run_ip(arguments).stdout).into_owned()
     }
 
@@ -426,7 +426,7 @@ fn nothing_was_wrong_at(host: &Host, port: &str) {
 }
 
 /// A host whose LAN is a tap of its own kernel, 10.9.0.1 and fd09::1.
-fn host_with_lan(namespace: &Namespace, dir: &Dir, overlay: &str, n: u8) -> Host {
+pub(crate) fn host_with_lan(namespace: &Namespace, dir: &Dir, overlay: &str, n: u8) -> Host {
     let config = dir.configure("metrics = \"off\"", &(LAN.to_owned() + overlay));
     let host = namespace.start(dir, &config);
     namespace.ip(&format!("addr add 10.9.0.{n}/24 dev np0"));
