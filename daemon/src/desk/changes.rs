@@ -13,6 +13,7 @@ use nix::sys::epoll::Epoll;
 
 use super::Desk;
 use crate::change::{Job, Prepared, Preparer, Refusal, Running, Setting, Step};
+use crate::charges;
 use crate::config::{Config, OverlayConfig, VmConfig};
 use crate::port::guest::GuestPort;
 use crate::port::vhost_user::VhostUserPort;
@@ -211,6 +212,7 @@ impl Desk {
         }
         if let Some((_, running)) = &mut self.changes.parts {
             *running = prepared.target.clone();
+            charges::set_max(running.config.charges_max());
         }
         path.heartbeats.handle_change();
         path.ports_changed = true;

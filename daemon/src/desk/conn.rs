@@ -177,14 +177,20 @@ pub(crate) fn accepted<S>(result: io::Result<S>) -> io::Result<Option<S>> {
 /// The places for the connections of one kind.
 #[derive(Debug)]
 pub(crate) struct Clients<C> {
-    places: [Option<(u64, C)>; CLIENTS_MAX],
+    places: Vec<Option<(u64, C)>>,
     /// Counts uses, to find the idlest.
     clock: u64,
 }
 
 impl<C> Clients<C> {
+    /// For [`CLIENTS_MAX`] of them.
     pub(crate) fn new() -> Self {
-        Self { places: [const { None }; CLIENTS_MAX], clock: 0 }
+        Self::for_at_most(CLIENTS_MAX)
+    }
+
+    /// For so many.
+    pub(crate) fn for_at_most(clients: usize) -> Self {
+        Self { places: std::iter::repeat_with(|| None).take(clients).collect(), clock: 0 }
     }
 
     /// Takes out the client that was unused for longest; its place.
@@ -197,11 +203,19 @@ impl<C> Clients<C> {
 
     /// Puts a client into a free place, or into that of the one unused for longest.
     pub(crate) fn insert(&mut self, client: C) -> u16 {
+        self.insert_beside(client, |_| false)
+    }
+
+    /// Likewise, where those at some places are left alone as long as there are others.
+    pub(crate) fn insert_beside(&mut self, client: C, stays: impl Fn(u16) -> bool) -> u16 {
         self.clock += 1;
-        let used = |p: &Option<(u64, C)>| p.as_ref().map_or(0, |(used, _)| *used);
-        let place = (0..CLIENTS_MAX).min_by_key(|&i| used(&self.places[i])).unwrap_or(0);
-        self.places[place] = Some((self.clock, client));
-        u16::try_from(place).expect("CLIENTS_MAX fits")
+        let rank = |(place, taken): &(u16, &Option<(u64, C)>)| {
+            taken.as_ref().map_or((false, 0), |(used, _)| (stays(*place), *used))
+        };
+        let places = (0..).zip(&self.places);
+        let place = places.min_by_key(rank).map_or(0, |(place, _)| place);
+        self.places[usize::from(place)] = Some((self.clock, client));
+        place
     }
 
     /// The client at `place`, which counts as used now.
@@ -318,5 +332,16 @@ mod tests {
         assert_eq!(clients.insert(101), 2);
         assert_eq!(clients.remove_idlest(), Some(3));
         assert_eq!(Clients::<()>::new().remove_idlest(), None);
+    }
+
+    #[test]
+    fn those_that_stay_make_room_last() {
+        let mut clients = Clients::for_at_most(4);
+        assert_eq!([0, 1, 2, 3].map(|n| clients.insert(n)), [0, 1, 2, 3]);
+        assert_eq!(clients.insert_beside(4, |place| place < 2), 2);
+        assert_eq!(clients.insert_beside(5, |place| place < 3), 3);
+        assert_eq!(clients.insert_beside(6, |_| true), 0);
+        clients.remove(1);
+        assert_eq!(clients.insert_beside(7, |_| true), 1);
     }
 }

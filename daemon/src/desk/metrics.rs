@@ -27,6 +27,10 @@ use nightporter_api::{PortStatus, Status, VmStatus};
 /// Scrapes within this time get the same answer: everybody on the host may ask, and an answer
 /// takes a walk over all flows.
 const RENDER_INTERVAL: Duration = Duration::from_millis(500);
+/// Connections at a time. Everybody on the host may open some and say nothing, and the idlest makes
+/// room for a new one: with so many places a scrape that is sent within milliseconds is there before
+/// it has to.
+const SCRAPERS_MAX: usize = 256;
 /// Bytes of an HTTP request's head at most.
 const REQUEST_BYTES_MAX: usize = 8192;
 
@@ -48,7 +52,7 @@ impl MetricsServer {
         listener.set_nonblocking(true)?;
         Ok(Self {
             listener,
-            clients: Clients::new(),
+            clients: Clients::for_at_most(SCRAPERS_MAX),
             rendered: None,
             waiting: Vec::new(),
             log: Limit::new(),
@@ -59,8 +63,14 @@ impl MetricsServer {
         self.listener.as_fd()
     }
 
-    /// Accepts waiting clients. Errors: a client still waits, and cannot be accepted.
-    pub(crate) fn handle_listener(&mut self, epoll: &Epoll) -> io::Result<()> {
+    /// Accepts waiting clients, whose requests may be there already. Errors: a client still waits,
+    /// and cannot be accepted.
+    pub(crate) fn handle_listener(
+        &mut self,
+        epoll: &Epoll,
+        all: &mut Allowance,
+        now: Instant,
+    ) -> io::Result<()> {
         for _ in 0..ACCEPTS_PER_TURN {
             let accepted = accepted(self.listener.accept().map(|(stream, _)| stream));
             let stream = match accepted {
@@ -77,13 +87,18 @@ impl MetricsServer {
             if stream.set_nonblocking(true).is_err() {
                 continue;
             }
-            let place = self.clients.insert(Conn::new(stream, REQUEST_BYTES_MAX));
+            // Whoever has asked waits for the next answer, which is there soon.
+            let has_asked = |place| self.waiting.contains(&place);
+            let conn = Conn::new(stream, REQUEST_BYTES_MAX);
+            let place = self.clients.insert_beside(conn, has_asked);
             self.waiting.retain(|waits| *waits != place);
             let added = self.clients.at(place).map(|conn| {
                 let event = EpollEvent::new(conn.interest(), Token::Metrics(place).pack());
                 epoll.add(conn.fd(), event)
             });
-            if added != Some(Ok(())) {
+            if added == Some(Ok(())) {
+                self.handle_client(epoll, all, now, place);
+            } else {
                 self.clients.remove(place);
             }
         }
@@ -109,7 +124,7 @@ impl MetricsServer {
         let mut alive = conn.fill().is_ok();
         if let Some(head) = conn.take_until(b"\r\n\r\n") {
             let fresh = |r: &&(Instant, _)| now.since(r.0) < RENDER_INTERVAL;
-            match (is_scrape(&head), rendered.as_ref().filter(fresh)) {
+            match (is_metrics_request(&head), rendered.as_ref().filter(fresh)) {
                 (Err(refusal), _) => end_with(conn, Arc::new(refusal)),
                 (Ok(()), Some((_, answer))) => end_with(conn, Arc::clone(answer)),
                 (Ok(()), None) => waiting.push(place),
@@ -164,8 +179,11 @@ impl MetricsServer {
     }
 }
 
-/// Whether a request's head asks for the metrics; else the response to it.
-fn is_scrape(head: &[u8]) -> Result<(), Vec<u8>> {
+/// Whether a request's head asks for the metrics.
+///
+/// # Errors
+/// It does not: the response to it.
+pub fn is_metrics_request(head: &[u8]) -> Result<(), Vec<u8>> {
     let line = head.split(|&b| b == b'\r').next().unwrap_or_default();
     let mut words = line.split(|&b| b == b' ');
     match (words.next(), words.next()) {

@@ -42,6 +42,7 @@ use directory::Directory;
 pub(crate) use links::LinkWatch;
 use mender::Mender;
 pub(crate) use metrics::MetricsServer;
+pub use metrics::is_metrics_request;
 use survey::Survey;
 pub(crate) use survey::{Scribe, start_scribe};
 pub(crate) use watch::{Direction, Watchers};
@@ -203,14 +204,7 @@ impl Desk {
             Token::Registry => self.handle_registry(path),
             Token::ControlListener => self.handle_control_listener(now, epoll, path),
             Token::Control(place) => self.handle_control_client(now, epoll, path, place),
-            Token::MetricsListener => {
-                if let Some(metrics) = &mut self.metrics
-                    && metrics.handle_listener(epoll).is_err()
-                {
-                    let _ = epoll.delete(metrics.fd());
-                    self.resting.add(now, Token::MetricsListener);
-                }
-            }
+            Token::MetricsListener => self.handle_metrics_listener(now, epoll),
             Token::Metrics(place) => self.handle_metrics_client(now, epoll, place),
             Token::Timer
             | Token::Uplink(_)

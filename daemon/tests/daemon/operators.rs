@@ -143,6 +143,21 @@ fn the_metrics_name_every_port_and_every_reason() {
 }
 
 #[test]
+fn a_scrape_is_answered_although_many_connect_after_it_and_say_nothing() {
+    let (_dir, _host, address) = host();
+    for _ in 0..3 {
+        let mut scraper = TcpStream::connect(address).unwrap();
+        scraper.set_read_timeout(Some(LIMIT)).unwrap();
+        let silent: Vec<_> = (0..200).map(|_| TcpStream::connect(address).unwrap()).collect();
+        scraper.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        scraper.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+        drop(silent);
+    }
+}
+
+#[test]
 fn http_that_is_not_a_scrape_gets_an_error_and_no_more() {
     let (_dir, host, address) = host();
     let first = |request: &str| http(address, request).lines().next().unwrap().to_string();
