@@ -393,6 +393,7 @@ fn vm() -> Port {
         mtu: None,
         queue_pairs: 1,
         allow_unsealed_memory: true,
+        memory_max: None,
         memory_is_limited: false,
     };
     let port = VhostUserPort::new(&config).expect("a port");

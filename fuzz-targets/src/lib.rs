@@ -9,6 +9,7 @@
 pub mod arena;
 pub mod bootline;
 pub mod captures;
+pub mod claims;
 pub mod config;
 pub mod control;
 pub mod etcd;
@@ -16,6 +17,8 @@ pub mod flow;
 pub mod icmp;
 pub mod messages;
 pub mod overlay;
+pub mod packets;
+pub mod requests;
 pub mod rings;
 pub mod sender;
 pub mod sockets;
@@ -37,6 +40,9 @@ pub struct Target {
 pub const TARGETS: &[Target] = &[
     Target { name: "wire", run: wire::run, seeds: wire::seeds },
     Target { name: "icmp", run: icmp::run, seeds: icmp::seeds },
+    Target { name: "claims", run: claims::run, seeds: claims::seeds },
+    Target { name: "packets", run: packets::run, seeds: packets::seeds },
+    Target { name: "requests", run: requests::run, seeds: requests::seeds },
     Target { name: "overlay", run: overlay::run, seeds: overlay::seeds },
     Target { name: "sender", run: sender::run, seeds: sender::seeds },
     Target { name: "sockets", run: sockets::run, seeds: sockets::seeds },

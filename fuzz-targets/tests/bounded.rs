@@ -98,6 +98,21 @@ fn what_a_router_says_of_a_segment_is_read_as_it_was_meant() {
 }
 
 #[test]
+fn whatever_passes_a_list_of_addresses_speaks_for_its_guest_alone() {
+    survives("claims", 6000);
+}
+
+#[test]
+fn packets_of_sockets_in_memory_of_any_content_are_survived() {
+    survives("packets", 1500);
+}
+
+#[test]
+fn strangers_are_answered_and_the_broker_opens_nothing_but_interfaces() {
+    survives("requests", 3000);
+}
+
+#[test]
 fn whatever_goes_through_a_tunnel_takes_the_path_and_comes_out_as_a_frame() {
     survives("overlay", 4000);
 }

@@ -36,6 +36,12 @@ use rules::Rules;
 pub use shut::{shut, shut_connector, shut_dialer};
 use words::{Answer, Channel, Given, Refusal, TO_ENLARGE, to_join, to_open};
 
+/// The uplink that a request to the broker is about. `None`: it asks for none.
+#[must_use]
+pub fn asked_uplink(request: &[u8]) -> Option<UplinkConfig> {
+    words::read(request.try_into().ok()?)
+}
+
 /// How long an answer may take. To make an interface waits for the kernel's lock of the network
 /// configuration, which others have for seconds.
 pub(crate) const ANSWER_MAX: Duration = Duration::from_secs(30);

@@ -144,6 +144,7 @@ impl Host {
             mtu: Some(1500),
             queue_pairs: PAIRS,
             allow_unsealed_memory: true,
+            memory_max: None,
             memory_is_limited: false,
         };
         let port = VhostUserPort::new(&config).expect("a port");
