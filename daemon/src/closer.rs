@@ -22,6 +22,7 @@ use std::time::Duration as StdDuration;
 use nightporter_core::time::{Duration, Instant};
 use rustix::net::sockopt::set_socket_linger;
 
+use crate::spans;
 use crate::timer::monotonic_now;
 
 /// Things of one owner that may wait. A front-end that goes leaves some 200 behind: 64 regions and
@@ -41,6 +42,8 @@ pub struct Owner {
     account: Arc<Account>,
     /// Bytes of files of this device's front-ends that are mapped ([`crate::spans`]).
     mapped: Arc<AtomicU64>,
+    /// How many there may be.
+    mapped_max: Arc<AtomicU64>,
 }
 
 #[derive(Debug)]
@@ -55,13 +58,28 @@ impl Owner {
     #[must_use]
     pub fn new(name: &str) -> Self {
         let account = Account { name: name.into(), things: AtomicUsize::new(0) };
-        Self { account: Arc::new(account), mapped: Arc::default() }
+        Self::of(Arc::new(account))
     }
 
     /// The same VM, for another of its ports.
     #[must_use]
     pub(crate) fn beside(&self) -> Self {
-        Self { account: Arc::clone(&self.account), mapped: Arc::default() }
+        Self::of(Arc::clone(&self.account))
+    }
+
+    fn of(account: Arc<Account>) -> Self {
+        let mapped_max = Arc::new(AtomicU64::new(spans::PORT_MAX));
+        Self { account, mapped: Arc::default(), mapped_max }
+    }
+
+    /// The most bytes of its files that may be mapped.
+    pub(crate) fn mapped_max(&self) -> u64 {
+        self.mapped_max.load(Ordering::Relaxed)
+    }
+
+    /// Another such bound from now on.
+    pub(crate) fn set_mapped_max(&self, bytes: u64) {
+        self.mapped_max.store(bytes, Ordering::Relaxed);
     }
 
     /// Too many of its items wait to be closed, so there must be no more.

@@ -9,6 +9,7 @@ pub mod arguments;
 mod aside;
 pub mod broker;
 pub mod change;
+mod charges;
 pub mod closer;
 pub mod config;
 pub mod desk;

@@ -11,7 +11,8 @@
 //! A worker that has lost its core, is stopped by a signal or traced is in another state, however
 //! long that lasts. So no VM is blamed for the load of a host.
 //!
-//! Clearing a page of 1 GiB that is touched for the first time counts too ([`note_clearing`]).
+//! Clearing a page of 1 GiB that is touched for the first time counts too ([`note_clearing`]), and
+//! so do hundreds of small ones for a single frame ([`note_fresh_pages`]).
 //!
 //! Three sleeps do not count: one with a major fault (the host has swapped the memory out), one
 //! while a thread of the daemon unmaps memory (page faults of older kernels wait for that), and one
@@ -75,6 +76,12 @@ pub(crate) fn note_clearing(time: Duration) {
     if time > CLEARING {
         find(Slept { vm: PART.load(Ordering::Relaxed), time });
     }
+}
+
+/// A frame of the VM of the current part lay in more pages that nobody had touched than that of an
+/// honest one can, and it took so long until they were there.
+pub(crate) fn note_fresh_pages(time: Duration) {
+    find(Slept { vm: PART.load(Ordering::Relaxed), time });
 }
 
 fn find(slept: Slept) {

@@ -15,6 +15,15 @@ const TIB: u64 = 1 << 40;
 /// tables, and memory that a closer has not unmapped yet counts too, so its guest may have half of
 /// this.
 pub const PORT_MAX: u64 = 2 * TIB;
+/// Likewise of one whose guest has at most so much memory: both tables.
+#[must_use]
+pub const fn port_max(memory_max: Option<u64>) -> u64 {
+    match memory_max {
+        Some(bytes) if 2 * bytes < PORT_MAX => 2 * bytes,
+        _ => PORT_MAX,
+    }
+}
+
 /// The most of all ports: half of the address space.
 pub const ALL_MAX: u64 = 64 * TIB;
 
@@ -31,7 +40,7 @@ impl Span {
     /// Takes `len` bytes for `owner`. `None`: it, or all together, would have too many.
     pub(crate) fn take(owner: Option<&Owner>, len: u64) -> Option<Self> {
         add(&ALL, len, ALL_MAX)?;
-        if owner.is_some_and(|owner| add(owner.mapped(), len, PORT_MAX).is_none()) {
+        if owner.is_some_and(|owner| add(owner.mapped(), len, owner.mapped_max()).is_none()) {
             ALL.fetch_sub(len, Ordering::Relaxed);
             return None;
         }

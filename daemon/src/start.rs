@@ -25,6 +25,7 @@ use crate::arena_file::{self, ArenaFile};
 use crate::broker::Broker;
 use crate::broker::connector::Connector;
 use crate::change::{self, Running};
+use crate::charges;
 use crate::config::station::at_strangers;
 use crate::config::{Config, DaemonConfig, RegistryConfig, Source, VmConfig};
 use crate::desk::{ControlServer, LinkWatch, MetricsServer, start_scribe};
@@ -41,6 +42,7 @@ use crate::sys;
 use crate::timer::monotonic_now;
 use crate::toe::{GUEST_CID, Member, Proof};
 use crate::vhost::listener::Access;
+use crate::vhost::signals;
 use crate::vhost::vsock::Vsock;
 use crate::watchdog;
 use crate::worker::{Worker, WorkerConfig};
@@ -99,7 +101,9 @@ fn start(
         .and_then(|set| SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC))
         .map_err(|e| vec![error(e, "report this")])?;
     let eye = sandbox.eye.lock().unwrap_or_else(PoisonError::into_inner).take();
-    watchdog::start(supervisor, eye).map_err(|e| vec![error(e, "allow more threads")])?;
+    watchdog::start(supervisor, eye)
+        .and_then(|()| signals::start())
+        .map_err(|e| vec![error(e, "allow more threads")])?;
     raise_file_limit();
     let epoch = epoch().map_err(|e| vec![no_chance(&e)])?;
     let worker_config = WorkerConfig {
@@ -236,6 +240,7 @@ fn allow_changes(
     sandbox: Sandbox,
     arena: &Arc<ArenaFile>,
 ) -> Result<(), StartError> {
+    charges::set_max(config.charges_max());
     let running =
         Running { config: Arc::new(config.clone()), by_command: BTreeSet::new(), size: arena.size };
     change::start(source, sandbox, Arc::clone(arena))
@@ -460,6 +465,7 @@ pub(crate) fn device_of(vm: &VmConfig, access: Access, memory_is_limited: bool) 
         mtu: Some(vm.mtu),
         queue_pairs: vm.queue_pairs,
         allow_unsealed_memory: vm.allow_unsealed_memory,
+        memory_max: vm.memory_max,
         memory_is_limited,
     }
 }

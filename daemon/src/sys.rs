@@ -342,6 +342,17 @@ fn put_zeros(start: usize, len: usize) -> bool {
     }
 }
 
+/// Whether a file takes words of eight bytes as an eventfd does, without one being written: a write
+/// of eight bytes that are nowhere fails with EFAULT there (Linux, fs/eventfd.c, `eventfd_write`),
+/// before anybody is woken. What cannot be written to, such as an epoll, says EINVAL or EBADF.
+pub(crate) fn may_be_eventfd(fd: BorrowedFd<'_>) -> bool {
+    // SAFETY: the kernel reads eight bytes at address 0, where there is nothing, and says so.
+    // JUSTIFICATION: safe wrappers take bytes that are there, and a write of those calls all that
+    // wait for the eventfd, of whom there may be millions.
+    let result = unsafe { libc::write(fd.as_raw_fd(), std::ptr::null(), size_of::<u64>()) };
+    result == -1 && Errno::last() == Errno::EFAULT
+}
+
 /// From now on `signal` ends a call that waits (EINTR), and does nothing else.
 pub(crate) fn let_interrupt(signal: Signal) -> io::Result<()> {
     let handler = SigHandler::Handler(do_nothing);

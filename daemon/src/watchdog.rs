@@ -34,6 +34,7 @@ use crate::sleeps::{Eye, Witness};
 use crate::supervisor::Supervisor;
 use crate::sys;
 use crate::timer::monotonic_now;
+use crate::vhost::signals;
 
 /// Longer turns than this stand: work is bounded to a few milliseconds a turn.
 const LIMIT: Duration = Duration::from_secs(1);
@@ -201,6 +202,7 @@ pub(crate) fn start(supervisor: Option<Arc<Supervisor>>, eye: Option<Eye>) -> io
                 STALLS.fetch_add(1, Ordering::Relaxed);
                 tracing::error!("a turn takes longer than a second");
             }
+            signals::look(now);
             if seen.is_long && pthread_kill(worker, Signal::SIGURG).is_err() {
                 return; // it is gone
             }

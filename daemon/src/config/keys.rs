@@ -125,6 +125,7 @@ impl VmConfig {
             ("mtu", plain(self.mtu)),
             ("queue_pairs", plain(self.queue_pairs)),
             ("allow_unsealed_memory", plain(self.allow_unsealed_memory)),
+            ("memory_max", self.memory_max.map(|bytes| quoted(human_bytes(bytes)))),
             ("ack_offload", plain(self.ack_offload)),
             ("congestion_offload", plain(self.congestion_offload)),
             ("congestion_control", Some(quoted(self.congestion_control.label()))),

@@ -199,6 +199,12 @@ pub struct VmConfig {
     /// Take guest memory in files that can shrink (without F_SEAL_SHRINK). Default `false`. QEMU's
     /// `memory-backend-memfd` is sealed; `memory-backend-file` and user-mode Linux are not.
     pub allow_unsealed_memory: bool,
+    /// Bytes of guest memory that the VMM may share, with each of the VM's devices. Default: no
+    /// limit but that of addresses (2 TiB); 1M to 2048G. Formula: the guest's memory. Pages of it
+    /// that the daemon is the first to touch are charged to the daemon, also after the VMM has
+    /// shared other files instead. Too small: the VMM is refused, and the VM has no network. Too
+    /// large: a VMM that means harm can have so much charged to the daemon.
+    pub memory_max: Option<u64>,
     /// Acknowledge TCP for this guest. Default `true`. `false` makes the port a plain switch port;
     /// `nightporter offload on|off VM` changes it at run time for new connections.
     pub ack_offload: bool,
@@ -305,7 +311,11 @@ impl Config {
         let devices = self.vms.iter().map(|vm| 1 + u64::from(vm.toe)).max();
         let tables = devices.map(|devices| {
             let per_gib = reader::human_bytes(devices * (page_tables_max(1 << 30) >> 20 << 20));
-            let most = reader::human_bytes(self.page_tables_max());
+            let tables = reader::human_bytes(self.page_tables_max());
+            let most = match self.guest_memory_max() {
+                Some(pages) => format!("{tables} and {} of its pages", reader::human_bytes(pages)),
+                None => format!("{tables} and all of its pages, without vm.memory_max,"),
+            };
             format!(", and {per_gib} for each GiB of guests' memory ({most} if VMMs mean harm)")
         });
         let tables = tables.unwrap_or_default();
@@ -351,9 +361,24 @@ impl Config {
     #[must_use]
     pub fn page_tables_max(&self) -> u64 {
         let devices = self.vms.iter().map(|vm| 1 + u64::from(vm.toe)).sum::<u64>();
-        let spans = (devices * spans::PORT_MAX).min(spans::ALL_MAX);
+        let of_vm = |vm: &VmConfig| (1 + u64::from(vm.toe)) * spans::port_max(vm.memory_max);
+        let spans = self.vms.iter().map(of_vm).sum::<u64>().min(spans::ALL_MAX);
         let regions = devices * REGIONS_MAX as u64;
         (page_tables_max(spans) + regions * REGION_TABLES).next_multiple_of(1 << 20)
+    }
+
+    /// Bytes of guests' memory that may be charged to the daemon: if VMMs share files without
+    /// content with each of their devices, and have all of it touched. `None`: some VM has no
+    /// [`VmConfig::memory_max`].
+    #[must_use]
+    pub fn guest_memory_max(&self) -> Option<u64> {
+        self.vms.iter().map(|vm| Some((1 + u64::from(vm.toe)) * vm.memory_max?)).sum()
+    }
+
+    /// All that is charged to the daemon at most; `None`: that has no bound.
+    #[must_use]
+    pub fn charges_max(&self) -> Option<u64> {
+        Some(self.memory_max() + self.page_tables_max() + self.guest_memory_max()?)
     }
 
     /// Connections that all VMs together may have tracked.

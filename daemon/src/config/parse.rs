@@ -13,6 +13,7 @@ use nightporter_registry::STATIONS_MAX;
 use toml::de::DeValue;
 
 use crate::arena_file::PLACES;
+use crate::spans;
 
 use super::reader::{
     Document, Problems, Section, boolean, bytes, human_bytes, integer, shown, string,
@@ -263,6 +264,11 @@ fn vm(mut s: Section<'_, '_>, unique: &mut Unique) -> VmConfig {
         allow_unsealed_memory: s
             .get("allow_unsealed_memory", "write allow_unsealed_memory = true or false", boolean)
             .unwrap_or(false),
+        memory_max: s.get(
+            "memory_max",
+            "write bytes, or a string as in \"4G\"",
+            bytes(MIB..=spans::PORT_MAX),
+        ),
         ack_offload: s
             .get("ack_offload", "write ack_offload = true or false", boolean)
             .unwrap_or(true),

@@ -38,7 +38,7 @@ fn the_shortest_useful_file_gets_the_documented_defaults() {
     assert_eq!((vm.congestion_offload, vm.congestion_control), (false, Algorithm::Cubic));
     let limits = (vm.rate_limit_from_guest_mbit_s, vm.rate_limit_to_guest_mbit_s);
     assert_eq!(limits, (None, None));
-    assert!(!vm.allow_unsealed_memory);
+    assert!(!vm.allow_unsealed_memory && vm.memory_max.is_none());
     assert_eq!((vm.budget, vm.flows_max), (64 << 20, 16384));
     assert_eq!((vm.mac, &vm.ips), (None, &None));
 }
@@ -118,6 +118,7 @@ fn every_key_is_read() {
         mtu = 9000
         queue_pairs = 2
         allow_unsealed_memory = true
+        memory_max = "4G"
         ack_offload = false
         congestion_offload = false
         congestion_control = "reno"
@@ -142,6 +143,7 @@ fn every_key_is_read() {
     let limits = (vm.rate_limit_from_guest_mbit_s, vm.rate_limit_to_guest_mbit_s);
     assert_eq!(limits, (Some(100), Some(1)));
     assert!(vm.allow_unsealed_memory && vm.isolated && vm.trusted);
+    assert_eq!(vm.memory_max, Some(4 << 30));
     assert_eq!(vm.socket_user.as_deref().zip(vm.socket_group.as_deref()), Some(("tenant", "vms")));
     assert_eq!((vm.vlan, vm.trunk.as_deref()), (None, Some(&[10, 20][..])));
     assert_eq!((vm.budget, vm.flows_max), (1 << 30, 1000));
@@ -173,7 +175,7 @@ fn a_misspelt_key_names_its_line_and_the_right_spelling() {
         errors("[[vm]]\nname = \"a\"\ncolour = 1\n"),
         "np.toml:3: vm.a.colour: unknown key\n    fix: remove it, or use one of: name, network, \
          socket, socket_user, socket_group, mac, ips, vlan, trunk, isolated, trusted, mtu, \
-         queue_pairs, allow_unsealed_memory, ack_offload, congestion_offload, \
+         queue_pairs, allow_unsealed_memory, memory_max, ack_offload, congestion_offload, \
          congestion_control, toe, toe_to_itself, rate_limit_from_guest_mbit_s, \
          rate_limit_to_guest_mbit_s, budget, flows_max"
     );
@@ -289,7 +291,7 @@ fn what_is_checked_after_a_change_is_all_that_runs_and_has_no_more_lines_than_it
     let all = "[[vm]]\nname = \"x\"\nsocket = \"/run/nightporter/default.sock\"\n\
                network = \"n\"\nmac = \"52:54:00:00:00:01\"\nips = [\"10.0.0.1\"]\nvlan = 7\n\
                isolated = true\ntrusted = true\nmtu = 9000\nqueue_pairs = 2\n\
-               allow_unsealed_memory = true\ncongestion_offload = true\n\
+               allow_unsealed_memory = true\nmemory_max = \"3G\"\ncongestion_offload = true\n\
                congestion_control = \"reno\"\ntoe = true\ntoe_to_itself = true\n\
                rate_limit_from_guest_mbit_s = 5\nrate_limit_to_guest_mbit_s = 6\n\
                flows_max = 32\nsocket_user = \"u\"\nsocket_group = \"g\"\n";

@@ -34,6 +34,7 @@ use account::Account;
 
 use super::messages;
 use crate::faults;
+use crate::spans;
 use crate::timer::monotonic_now;
 use crate::vhost::device::{Device, DeviceQueue};
 use crate::vhost::features::{MTU_MIN, Offer};
@@ -71,6 +72,8 @@ pub struct VhostUserConfig {
     pub queue_pairs: u16,
     /// Guest memory may be of files that can shrink (no F_SEAL_SHRINK).
     pub allow_unsealed_memory: bool,
+    /// Bytes of guest memory that a front-end may share.
+    pub memory_max: Option<u64>,
     /// This process may use only so much memory: warn of guest memory that is charged to it.
     pub memory_is_limited: bool,
 }
@@ -128,6 +131,7 @@ pub struct VhostUserPort<D: Device = Offer> {
     events: VecDeque<Event>,
     stats: VhostUserStats,
     allows_unsealed_memory: bool,
+    memory_max: Option<u64>,
     memory_is_limited: bool,
     /// [`faults::count`] when this port was last looked at.
     faults_seen: u64,
@@ -140,6 +144,8 @@ impl<D: Device> VhostUserPort<D> {
     /// Of this device; does not listen yet.
     #[must_use]
     pub fn with(config: &VhostUserConfig, offer: D) -> Self {
+        let account = Account::new(&config.name);
+        account.owner.set_mapped_max(spans::port_max(config.memory_max));
         Self {
             name: config.name.clone(),
             socket: config.socket.clone(),
@@ -151,16 +157,23 @@ impl<D: Device> VhostUserPort<D> {
             events: VecDeque::new(),
             stats: VhostUserStats::default(),
             allows_unsealed_memory: config.allow_unsealed_memory,
+            memory_max: config.memory_max,
             memory_is_limited: config.memory_is_limited,
             faults_seen: faults::count(),
             work_from_guest: 0,
-            account: Account::new(&config.name),
+            account,
         }
     }
 
     /// It is another device of the VM behind that port; no front-end has connected yet.
     pub fn belongs_to<E: Device>(&mut self, port: &VhostUserPort<E>) {
         self.account = port.account.beside();
+        self.account.owner.set_mapped_max(spans::port_max(self.memory_max));
+    }
+
+    /// Notifications that may take long are written by a thread of the VM's own from now on.
+    pub(crate) fn writes_aside(&self) {
+        self.account.slow.go_aside();
     }
 
     /// Makes the socket. If that fails [`Self::go_on`] is to be called after a while.
@@ -403,7 +416,9 @@ impl<D: Device> VhostUserPort<D> {
         let channel = Channel::new(stream, self.account.owner.clone())?;
         self.offer = self.next_offer;
         let session = Session::new(self.offer, self.allows_unsealed_memory);
-        self.connection = Some((channel, session.charged_to(&self.account.slow)));
+        let session = session.charged_to(&self.account.slow);
+        let session = session.sharing_at_most(self.memory_max, &self.account.left);
+        self.connection = Some((channel, session));
         self.stats.connections += 1;
         self.events.push_back(Event::Connected);
         self.events.push_back(Event::Watch(Source::Connection));

@@ -26,6 +26,7 @@ use nix::sys::prctl::set_dumpable;
 use crate::broker::Broker;
 use crate::broker::connector::Connector;
 use crate::broker::dialer::{Dialer, Held};
+use crate::charges;
 use crate::config::{Config, RegistryConfig, Source, ToeConfig};
 use crate::owners::Owners;
 use crate::sleeps::Eye;
@@ -88,6 +89,7 @@ pub fn enter(config: &Config, source: &Source) -> Result<Sandbox, StartError> {
         .map(|it| it.map(Arc::new))
         .map_err(|e| error(format!("NOTIFY_SOCKET: {e}"), "unset it, or let systemd set it"));
     memory_is_limited(); // it remembers
+    charges::open();
     let eye = Eye::open().map_err(|e| error(format!("/proc: {e}"), "mount it"))?;
     let registry = config.registry.as_ref().zip(connector);
     let registry = registry.map(|(it, connector)| registry_of(it, connector)).transpose();

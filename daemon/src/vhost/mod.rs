@@ -37,6 +37,7 @@ pub mod protocol;
 pub mod queue;
 pub mod ring;
 pub mod session;
+pub mod signals;
 pub mod vring;
 pub mod vsock;
 

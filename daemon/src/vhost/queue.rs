@@ -124,7 +124,7 @@ impl Queue {
             Some(polled) => polled,
             None => self.read_chain(memory, head, hdr_len, buf)?,
         };
-        self.work += memory.take_work();
+        self.work += memory.take_work_of_frame();
         self.complete(head, 0)?;
         self.publish_some();
         Ok(polled)
@@ -316,6 +316,7 @@ impl Queue {
             let piece = self.pieces.pop_front().expect("counted when it was held");
             written += source.write(memory, piece)?;
         }
+        self.work += memory.take_work_of_frame();
         self.complete(held.head, written)
     }
 

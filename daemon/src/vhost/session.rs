@@ -36,8 +36,10 @@ use super::inflight::InflightLog;
 use super::protocol::{FDS_MAX, Message, Refusal, Reply};
 use super::queue::Layout;
 use super::ring::{QUEUE_SIZE_MAX, Ring, RingAddrs, RingFault};
-use super::vring::{Conduct, Kick, Notifier, SlowCalls, Vring};
+use super::signals::{Conduct, KickFd, Notifier, SlowCalls};
+use super::vring::{Kick, Vring};
 use super::{Event, Source};
+use crate::charges::Left;
 use crate::closer::Foreign;
 
 /// SET_VRING_KICK, _CALL and _ERR: the queue's index is in the low byte, and this bit means that no
@@ -67,6 +69,9 @@ pub struct Session<D: Device = Offer> {
     pub vrings: Vec<Vring<D::Queue>>,
     /// How frames lie in buffers; meaningful while a ring of a network card runs.
     pub layout: Layout,
+    /// The most bytes of memory that may be shared, and what was shared before.
+    memory_max: Option<u64>,
+    left: Arc<Left>,
     inflight: Option<InflightLog>,
     /// Never written to; UML resets the device when it closes.
     backend_req: Option<Foreign>,
@@ -92,6 +97,8 @@ impl<D: Device> Session<D> {
             memory: GuestMemory::default(),
             vrings: (0..offer.queues()).map(|_| Vring::default()).collect(),
             layout: features::layout(0),
+            memory_max: None,
+            left: Arc::default(),
             inflight: None,
             backend_req: None,
             conduct: Arc::default(),
@@ -105,6 +112,13 @@ impl<D: Device> Session<D> {
     #[must_use]
     pub fn charged_to(mut self, slow: &Arc<SlowCalls>) -> Self {
         self.conduct = Arc::new(Conduct::new(slow));
+        self
+    }
+
+    /// The front-end may share so much memory, beside what the earlier ones have left.
+    #[must_use]
+    pub(crate) fn sharing_at_most(mut self, bytes: Option<u64>, left: &Arc<Left>) -> Self {
+        (self.memory_max, self.left) = (bytes, Arc::clone(left));
         self
     }
 
@@ -147,12 +161,11 @@ impl<D: Device> Session<D> {
         self.vrings.iter().any(|vring| matches!(vring.kick, Kick::Polled))
     }
 
-    /// The driver kicked. A descriptor that would wake us for ever is given up; the ring is then
-    /// polled.
+    /// The driver kicked. A descriptor that kicks no more is given up; the ring is then polled.
     pub fn handle_kick(&mut self, vring: u16) {
         let index = usize::from(vring);
         if let Some(Kick::Fd(kick)) = self.vrings.get(index).map(|v| &v.kick)
-            && !kick.clear()
+            && !kick.clear(&self.conduct)
         {
             self.replace_kick(index, Kick::Polled);
         }
@@ -176,6 +189,7 @@ impl<D: Device> Session<D> {
             self.replace_kick(index, Kick::None);
         }
         self.set_link(None);
+        self.note_left(&GuestMemory::default());
         self.events
     }
 
@@ -324,15 +338,43 @@ impl<D: Device> Session<D> {
         let at = |i| size_of::<VhostUserMemory>() + i * size_of::<VhostUserMemoryRegion>();
         let regions: Result<Vec<_>, _> = (0..count).map(|i| message.body(at(i))).collect();
         message.fds.iter().take(count).try_for_each(|file| self.check_seal(file))?;
-        self.memory = GuestMemory::new(regions?.into_iter().zip(message.fds))?;
+        let memory = GuestMemory::new(regions?.into_iter().zip(message.fds))?;
+        self.check_share(&memory, memory.len())?;
+        self.note_left(&memory);
+        self.memory = memory;
         self.remap();
         Ok(())
+    }
+
+    /// Whether all of this may be shared, of which `more` bytes were not before.
+    fn check_share(&self, memory: &GuestMemory, more: u64) -> Result<(), MemError> {
+        let Some(most) = self.memory_max else { return Ok(()) };
+        if memory.len() > most {
+            return Err(MemError::TooMuch { len: memory.len(), most });
+        }
+        let files: Vec<_> = memory.files().map(|(file, _)| file).collect();
+        let is_fine = self.left.allows(&files, (memory.len(), more), most);
+        if is_fine { Ok(()) } else { Err(MemError::Charged { most }) }
+    }
+
+    /// Files that are not in `next` are shared no longer.
+    fn note_left(&self, next: &GuestMemory) {
+        if self.memory_max.is_some() {
+            let stays = |file| next.files().any(|(next, _)| next == file);
+            let gone = self.memory.files().filter(|(file, _)| !stays(*file));
+            gone.for_each(|(file, len)| self.left.add(file, len));
+        }
     }
 
     fn add_region(&mut self, mut message: Message) -> Result<(), Refusal> {
         let file = message.take_fd()?;
         self.check_seal(&file)?;
-        self.memory.add(&*message.body::<VhostUserSingleMemoryRegion>(0)?, file)?;
+        let spec: VhostUserSingleMemoryRegion = message.body(0)?;
+        self.memory.add(&spec, file)?;
+        if let Err(error) = self.check_share(&self.memory, spec.memory_size) {
+            self.memory.remove(&spec)?;
+            return Err(error.into());
+        }
         self.remap();
         Ok(())
     }
@@ -344,7 +386,11 @@ impl<D: Device> Session<D> {
 
     /// Newer front-ends send a descriptor along; it is closed with the message.
     fn remove_region(&mut self, message: &Message) -> Result<(), Refusal> {
-        self.memory.remove(&*message.body::<VhostUserSingleMemoryRegion>(0)?)?;
+        let spec: VhostUserSingleMemoryRegion = message.body(0)?;
+        let (file, len) = self.memory.remove(&spec)?;
+        if self.memory_max.is_some() && self.memory.files().all(|(other, _)| other != file) {
+            self.left.add(file, len);
+        }
         self.remap();
         Ok(())
     }
@@ -410,15 +456,18 @@ impl<D: Device> Session<D> {
     fn set_vring_notifier(&mut self, request: Req, mut message: Message) -> Result<(), Refusal> {
         let what: u64 = message.body(0)?;
         let index = self.index(u32::try_from(what & VRING_INDEX_MASK).expect("eight bits"))?;
-        let notifier = if what & VRING_NO_FD == 0 {
-            Some(Notifier::new(message.take_fd()?, &self.conduct, self.allows_unsealed)?)
-        } else {
-            None
-        };
+        let fd = if what & VRING_NO_FD == 0 { Some(message.take_fd()?) } else { None };
+        let (conduct, takes_pipes) = (&self.conduct, self.allows_unsealed);
+        if request == Req::SET_VRING_KICK {
+            let kick = fd.map(|fd| KickFd::new(fd, takes_pipes)).transpose()?;
+            self.replace_kick(index, kick.map_or(Kick::Polled, Kick::Fd));
+            return Ok(());
+        }
+        let notifier = fd.map(|fd| Notifier::new(fd, conduct, takes_pipes)).transpose()?;
+        let vring = &mut self.vrings[index];
         match request {
-            Req::SET_VRING_CALL => self.vrings[index].call = notifier,
-            Req::SET_VRING_ERR => self.vrings[index].err = notifier,
-            _ => self.replace_kick(index, notifier.map_or(Kick::Polled, Kick::Fd)),
+            Req::SET_VRING_CALL => vring.call = notifier,
+            _ => vring.err = notifier,
         }
         Ok(())
     }

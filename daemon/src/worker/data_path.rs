@@ -82,6 +82,9 @@ impl DataPath {
     ) -> Result<PortId, AddPortError> {
         let name = config.name.clone();
         let id = self.turn.add_port(now, &mut self.engine, config)?;
+        if let Port::Guest(guest) = &port {
+            guest.port.writes_aside();
+        }
         self.ports.add(id, name, port);
         if self.watch_uplink(epoll, id).is_err() {
             self.remove_port(now, epoll, id);

@@ -285,7 +285,12 @@ pub(super) fn watch<D: Device>(
     token: Token,
 ) {
     let Some(fd) = port.fd(source) else { return };
-    match epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, token.pack())) {
+    let flags = match source {
+        // Each kick is reported once, and eventfds are not read (`vhost::signals`).
+        Source::Kick(_) => EpollFlags::EPOLLIN | EpollFlags::EPOLLET,
+        Source::Listener | Source::Connection => EpollFlags::EPOLLIN,
+    };
+    match epoll.add(fd, EpollEvent::new(flags, token.pack())) {
         // EEXIST: named twice before we came to watch it.
         Ok(()) | Err(Errno::EEXIST) => {}
         Err(error) if port.may_log() => {

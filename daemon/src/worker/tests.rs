@@ -262,6 +262,7 @@ fn device(w: &World, name: &str) -> VhostUserConfig {
         mtu: None,
         queue_pairs: 1,
         allow_unsealed_memory: false,
+        memory_max: None,
         memory_is_limited: false,
     }
 }

@@ -114,13 +114,24 @@ pub(crate) fn set_up(
     ram: &Ram,
     rings: &[(&Driver, &OwnedFd, &OwnedFd)],
 ) {
-    let tell =
-        |request, payload: &[u8], fds: &[BorrowedFd<'_>]| tell(stream, request, payload, fds);
+    negotiate(stream, features);
+    assert!(shares(stream, ram, RAM_LEN), "its memory is taken");
+    start(stream, rings);
+}
+
+fn negotiate(stream: &UnixStream, features: u64) {
     say(stream, Req::SET_OWNER, 0, &[], &[]);
     say(stream, Req::SET_PROTOCOL_FEATURES, 0, &8_u64.to_ne_bytes(), &[]); // REPLY_ACK
-    tell(Req::SET_FEATURES, &features.to_ne_bytes(), &[]);
-    tell(Req::SET_MEM_TABLE, &mem_table(RAM_LEN), &[ram.fd().as_fd()]);
-    start(stream, rings);
+    tell(stream, Req::SET_FEATURES, &features.to_ne_bytes(), &[]);
+}
+
+/// Shares so much memory; whether that is allowed.
+fn shares(mut stream: &UnixStream, ram: &Ram, len: u64) -> bool {
+    say(stream, Req::SET_MEM_TABLE, 8, &mem_table(len), &[ram.fd().as_fd()]);
+    serve();
+    let mut reply = [0; 20];
+    stream.read_exact(&mut reply).unwrap();
+    reply[12..] == [0; 8]
 }
 
 /// One region, of so many bytes.
@@ -173,6 +184,11 @@ impl Guest {
 
     /// Likewise, in memory of [`RAM_LEN`] bytes.
     pub(crate) fn boot_in(socket: &Path, features: u64, ram: Rc<Ram>) -> Self {
+        Self::try_boot_in(socket, features, ram).expect("its memory is taken")
+    }
+
+    /// The same. `None`: its memory is refused.
+    pub(crate) fn try_boot_in(socket: &Path, features: u64, ram: Rc<Ram>) -> Option<Self> {
         let stream = UnixStream::connect(socket).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         let rx = Driver::new(&ram, GUEST_BASE + 0x1_0000, QUEUE_SIZE);
@@ -181,8 +197,12 @@ impl Guest {
         let (kick, call) = ([fd(), fd()], [fd(), fd()]);
         let offered = VecDeque::new();
         let event_idx = features & bit::EVENT_IDX != 0;
-        set_up(&stream, features, &ram, &[(&rx, &kick[0], &call[0]), (&tx, &kick[1], &call[1])]);
-        Self { stream, ram, rx, tx, kick, call, sent: 0, offered, event_idx }
+        negotiate(&stream, features);
+        if !shares(&stream, &ram, RAM_LEN) {
+            return None;
+        }
+        start(&stream, &[(&rx, &kick[0], &call[0]), (&tx, &kick[1], &call[1])]);
+        Some(Self { stream, ram, rx, tx, kick, call, sent: 0, offered, event_idx })
     }
 
     /// Its VMM says that it has just been moved here.
@@ -306,6 +326,11 @@ impl Guest {
         tell(&self.stream, Req::SET_MEM_TABLE, &mem_table(len), &[self.ram.fd().as_fd()]);
     }
 
+    /// The same; whether that is allowed.
+    pub(crate) fn may_have_memory(&self, len: u64) -> bool {
+        shares(&self.stream, &self.ram, len)
+    }
+
     /// Its VMM shares so much of a file besides, so far behind the beginning of its memory.
     pub(crate) fn has_more_memory(&self, from: u64, len: u64, file: BorrowedFd<'_>) {
         let at = GUEST_BASE + from;
@@ -318,7 +343,9 @@ impl Guest {
     pub(crate) fn sends_scattered(&mut self, from: u64, apart: u64, pieces: u64) {
         let old = self.tx.avail_idx;
         let list: Vec<_> = (0..pieces).map(|n| (GUEST_BASE + from + n * apart, 60)).collect();
-        self.tx.offer_indirect(TX_FRAMES, &list, 0);
+        let table = TX_FRAMES + self.sent % TX_FRAMES_COUNT * TX_FRAME_LEN;
+        self.sent += 1;
+        self.tx.offer_indirect(table, &list, 0);
         self.kick(1, old);
     }
 
@@ -332,6 +359,16 @@ impl Guest {
         for queue in 0..2_u64 {
             tell(&self.stream, Req::SET_VRING_KICK, &(queue | 1 << 8).to_ne_bytes(), &[]);
         }
+    }
+
+    /// Its VMM has another descriptor for the kicks of a queue.
+    pub(crate) fn is_kicked_by(&self, queue: u64, kick: &OwnedFd) {
+        tell(&self.stream, Req::SET_VRING_KICK, &queue.to_ne_bytes(), &[kick.as_fd()]);
+    }
+
+    /// Likewise for its signals.
+    pub(crate) fn is_signalled_by(&self, queue: u64, call: &OwnedFd) {
+        tell(&self.stream, Req::SET_VRING_CALL, &queue.to_ne_bytes(), &[call.as_fd()]);
     }
 
     /// Kicks a queue, whatever the device has asked for.

@@ -90,6 +90,7 @@ pub(crate) fn start(vms: u16) -> (Dir, Rc<RefCell<Daemon>>, Vec<SocketGuest>) {
             mtu: None,
             queue_pairs: 1,
             allow_unsealed_memory: false,
+            memory_max: None,
             memory_is_limited: false,
         };
         let mut device = VhostUserPort::with(&config, Vsock { cid: GUEST_CID });

@@ -13,12 +13,14 @@ use nightporter_api::PortStatus;
 use nightporter_core::toe::vsock::Ports;
 use nightporter_core::wire::vsock::Op;
 use nightporterd::vhost::features::bit;
+use nix::libc;
 use nix::sys::signal::Signal;
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
 };
 use rustix::thread::{CpuSet, Pid, sched_setaffinity};
 use vhost::vhost_user::message::FrontendReq as Req;
+use vm_memory::{FileOffset, MmapRegion};
 
 use crate::driver::{GUEST_BASE, Ram, USER_BASE};
 use crate::guest::{Guest, PLAIN, RAM_LEN};
@@ -32,7 +34,7 @@ use crate::world::{LINUX, World, mem_table, region};
 const LARGE: u64 = 256 << 20;
 
 /// Memory of which nobody can take anything away, as QEMU has it.
-fn sealed_memory(name: &str, len: u64) -> Rc<Ram> {
+pub(crate) fn sealed_memory(name: &str, len: u64) -> Rc<Ram> {
     let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
     let ram = Ram::of(File::from(file), usize::try_from(RAM_LEN).unwrap());
     ftruncate(ram.fd(), len).unwrap();
@@ -75,6 +77,59 @@ fn who_punches_holes_all_the_time_loses_his_port() {
     let vm = street.host.port("bad").vm.unwrap();
     let holes = holes.load(Ordering::Relaxed);
     assert_eq!((vm.blocked, vm.memory_faults), (1, 0), "after {holes} holes");
+    street.goes_on();
+}
+
+/// Maps a part of a file so many times, with all of its pages.
+pub(crate) fn mapped(file: &OwnedFd, from: u64, len: u64, times: usize) -> Vec<MmapRegion> {
+    let map = |_| {
+        let part = FileOffset::new(File::from(file.try_clone().unwrap()), from);
+        let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
+        let (len, prot) = (usize::try_from(len).unwrap(), libc::PROT_READ | libc::PROT_WRITE);
+        MmapRegion::build(Some(part), len, prot, flags).unwrap()
+    };
+    (0..times).map(map).collect()
+}
+
+/// Makes one hole over all of that; how long it takes.
+fn punches_once(file: &OwnedFd, len: u64) -> Duration {
+    let (start, hole) = (Instant::now(), FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE);
+    fallocate(file, hole, RAM_LEN, len).unwrap();
+    start.elapsed()
+}
+
+#[test]
+fn who_makes_one_hole_for_which_the_worker_sleeps_long_loses_his_port_at_once() {
+    const HOLE: u64 = 16 << 20;
+    let mut street = Street::new("");
+    let ram = sealed_memory("mapped", RAM_LEN + HOLE);
+    let file = ram.fd();
+    let mut bad = Guest::boot_in(&street.dir.join("bad"), PLAIN | bit::INDIRECT_DESC, ram);
+    bad.has_memory(RAM_LEN + HOLE);
+    street.host.until("bad", |port| port.link);
+    // As often as it takes here to make one sleep long enough.
+    let mut times = 500;
+    loop {
+        let _maps = mapped(&file, RAM_LEN, HOLE, times);
+        if punches_once(&file, HOLE) > Duration::from_millis(500) {
+            break;
+        }
+        times *= 2;
+    }
+    let _maps = mapped(&file, RAM_LEN, HOLE, times);
+    let took = thread::scope(|scope| {
+        let puncher = scope.spawn(|| punches_once(&file, HOLE));
+        let mut waiting = 0;
+        while !puncher.is_finished() {
+            for _ in waiting..32 {
+                bad.sends_scattered(RAM_LEN, 4096 * 16, HOLE / (4096 * 16));
+            }
+            waiting = 32 - bad.taken();
+        }
+        puncher.join().unwrap()
+    });
+    let port = street.host.until("bad", |port| !port.link);
+    assert_eq!(port.vm.unwrap().blocked, 1, "after one hole, which took {took:?}");
     street.goes_on();
 }
 

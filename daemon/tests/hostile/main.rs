@@ -9,6 +9,8 @@
 
 mod asleep;
 mod blocked;
+mod charged;
+mod costly;
 mod crowded;
 #[allow(dead_code)] // shared with the tests of the rings, which use more of it
 #[path = "../vhost_user/driver.rs"]

@@ -7,6 +7,7 @@
 //! that are due every millisecond (`times`), beside him and alone; each minute it says how it is.
 
 use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,6 +20,7 @@ use nix::unistd::gettid;
 
 use crate::guest::{Guest, PLAIN};
 use crate::host::LIMIT;
+use crate::mallory::kernel::{OVERLAY_VNI, PEERS_IP};
 use crate::mallory::{Device, Mallory};
 use crate::street::Street;
 use crate::times::{Echoes, Times, at_fixed_times};
@@ -165,7 +167,14 @@ fn whatever_a_front_end_does_its_neighbours_hear_each_other() {
     let (traps, rings) = if limit.is_some() { IN_HOURS } else { (3, 1) };
     let victims = victims(traps);
     let vms: Vec<_> = victims.iter().map(|(name, more, _)| (name.as_str(), *more)).collect();
-    let mut street = Street::of(&vms);
+    let overlay = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let mut street = Street::with(
+        &vms,
+        &format!(
+            "[[overlay]]\nname = \"over\"\nvni = {OVERLAY_VNI}\nlocal = \"{overlay}\"\npeers = [\"{}\"]\n",
+            Ipv4Addr::from(PEERS_IP)
+        ),
+    );
     let path = |device, name: &str| match device {
         Device::Sockets => (device, street.dir.join(&format!("{name}-toe.sock"))),
         _ => (device, street.dir.join(name)),
@@ -179,7 +188,7 @@ fn whatever_a_front_end_does_its_neighbours_hear_each_other() {
         let over = Over(&brake, seed);
         let mallory = scope.spawn(|| {
             // His helpers have the priority that this thread has here.
-            let mut mallory = Mallory::new(seed, &devices, small, rings);
+            let mut mallory = Mallory::new(seed, &devices, overlay, small, rings);
             if limit.is_some() {
                 // The neighbours are machines of their own, which he does not slow down: whoever
                 // wakes takes the core from who is idle, and from a low priority only in the end.

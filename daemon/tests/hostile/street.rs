@@ -36,11 +36,16 @@ impl Street {
 
     /// With VMs of these names, who have this in their sections, beside the two.
     pub(crate) fn of(vms: &[(&str, &str)]) -> Self {
+        Self::with(vms, "")
+    }
+
+    /// Likewise, and with other ports.
+    pub(crate) fn with(vms: &[(&str, &str)], ports: &str) -> Self {
         let dir = Dir::new();
         let neighbours = ["a", "b"].map(|name| (name, PLAIN_PORT));
-        let ports: String =
+        let vms: String =
             vms.iter().chain(&neighbours).map(|(name, more)| dir.vm(name, more)).collect();
-        let host = Host::start(&dir, &dir.configure(QUIET, &ports));
+        let host = Host::start(&dir, &dir.configure(QUIET, &(ports.to_owned() + &vms)));
         let neighbours = ["a", "b"].map(|name| {
             let mut guest = Guest::boot(&dir.join(name), EVENTS);
             guest.offer(64);

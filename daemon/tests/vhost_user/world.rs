@@ -62,6 +62,7 @@ pub(crate) fn config(socket: PathBuf) -> VhostUserConfig {
         mtu: None,
         queue_pairs: 1,
         allow_unsealed_memory: false,
+        memory_max: None,
         memory_is_limited: false,
     }
 }

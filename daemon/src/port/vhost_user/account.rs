@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nightporter_core::time::{Duration, Instant};
 
+use crate::charges::Left;
 use crate::closer::Owner;
 use crate::log::Limit;
 use crate::port::messages::Costs;
 use crate::sleeps::{self, Part};
-use crate::vhost::vring::SlowCalls;
+use crate::vhost::signals::SlowCalls;
 
 /// After one of its front-ends has kept the worker waiting, a VM takes no connections for so long,
 /// after the next time twice as long, and so on. It does not happen by mistake.
@@ -23,8 +24,11 @@ const BAN_DOUBLED_MAX: u64 = 10;
 const SLEEP_SHARE: u64 = 100;
 /// Sleeps that are not forgotten and last this long together are too much.
 const SLEEP_MAX: Duration = Duration::from_millis(20);
-/// One sleep alone never is: a host that was frozen makes one.
+/// One sleep alone is not, because a host that is short of memory makes one,
 const SLEEPS_MAX: u32 = 2;
+/// unless it lasts longer than this: a hole over memory that is mapped thousands of times takes
+/// seconds, and nobody can see beforehand how often it is mapped.
+const SLEEP_ALONE_MAX: Duration = Duration::from_millis(200);
 
 /// See the module's doc.
 #[derive(Debug)]
@@ -35,6 +39,8 @@ pub(super) struct Account {
     pub(super) owner: Owner,
     /// Calls that their descriptors made slow.
     pub(super) slow: Arc<SlowCalls>,
+    /// Files that this device's front-ends share no longer.
+    pub(super) left: Arc<Left>,
     dues: Arc<Mutex<Dues>>,
 }
 
@@ -65,7 +71,8 @@ impl Sleeps {
         self.count += 1;
         self.until = self.until + time.saturating_mul(SLEEP_SHARE);
         let most = now + SLEEP_MAX.saturating_mul(SLEEP_SHARE);
-        let is_enough = self.count >= SLEEPS_MAX && self.until >= most;
+        let are_enough = self.count >= SLEEPS_MAX && self.until >= most;
+        let is_enough = are_enough || time > SLEEP_ALONE_MAX;
         if is_enough {
             *self = Self::default();
         }
@@ -78,16 +85,17 @@ impl Account {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let (costs, log, sleeps) = (Costs::default(), Limit::new(), Sleeps::default());
         let dues = Dues { costs, log, sleeps, bans: 0, banned_until: Instant::ZERO };
-        let (owner, slow) = (Owner::new(name), Arc::default());
+        let (owner, slow, left) = (Owner::new(name), Arc::default(), Arc::default());
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed) + 1;
-        Self { number, owner, slow, dues: Arc::new(Mutex::new(dues)) }
+        Self { number, owner, slow, left, dues: Arc::new(Mutex::new(dues)) }
     }
 
     /// For another device of the same VM. Mappings of its front-end's memory are counted apart,
     /// because both devices map all of the guest's memory.
     pub(super) fn beside(&self) -> Self {
         let (owner, slow) = (self.owner.beside(), Arc::clone(&self.slow));
-        Self { number: self.number, owner, slow, dues: Arc::clone(&self.dues) }
+        let left = Arc::default();
+        Self { number: self.number, owner, slow, left, dues: Arc::clone(&self.dues) }
     }
 
     pub(super) const fn number(&self) -> u64 {
@@ -164,6 +172,10 @@ mod tests {
             let (mut sleeps, now) = (Sleeps::default(), Instant::from_secs(1000));
             assert!(!sleeps.add(now, ms(first)));
             assert_eq!(sleeps.add(now + ms(after), ms(second)), is_enough, "{first} {second}");
+        }
+        // One that no honest host makes.
+        for (ms_alone, is_enough) in [(200, false), (201, true)] {
+            assert_eq!(Sleeps::default().add(Instant::from_secs(1), ms(ms_alone)), is_enough);
         }
         // Small ones, one after the other: the sixth. One in each second: none.
         let enough = |apart: u64| {

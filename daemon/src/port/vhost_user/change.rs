@@ -6,6 +6,7 @@ use tracing::warn;
 
 use super::{VhostUserConfig, VhostUserPort};
 use crate::closer::Foreign;
+use crate::spans;
 use crate::vhost::device::Device;
 use crate::vhost::features::Offer;
 use crate::vhost::listener::Listener;
@@ -29,6 +30,8 @@ impl<D: Device> VhostUserPort<D> {
     pub fn set_rules(&mut self, config: &VhostUserConfig) {
         self.access = config.access;
         self.allows_unsealed_memory = config.allow_unsealed_memory;
+        self.memory_max = config.memory_max;
+        self.account.owner.set_mapped_max(spans::port_max(config.memory_max));
     }
 
     /// Front-ends find it at another path from now on; one that is connected stays. Without a

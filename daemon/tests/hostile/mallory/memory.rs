@@ -11,6 +11,7 @@ use super::{
     Device, FAR_AWAY, HOLES, PLACES, Place, QUEUE_SIZE, Random, SIEVE, SPARSE, Villain, sparse,
     words,
 };
+use crate::asleep::mapped;
 use crate::driver::{GUEST_BASE, Ram, USER_BASE};
 use crate::guest::RAM_LEN;
 use crate::killed::Tmpfs;
@@ -18,8 +19,12 @@ use crate::killed::Tmpfs;
 /// A file, and whether somebody punches holes in it.
 pub(super) type Sieve = (OwnedFd, Arc<AtomicBool>);
 
+/// It has mapped them so often itself: each mapping makes a hole take longer.
+const MAPPINGS: usize = 8;
+
 /// Punches holes all over these.
 pub(super) fn punch((file, is_punched): Sieve) {
+    let _maps = mapped(&file, 0, SIEVE, MAPPINGS);
     let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     for flags in [FallocateFlags::empty(), hole].repeat(HOLES) {
         fallocate(&file, flags, 0, SIEVE).unwrap();

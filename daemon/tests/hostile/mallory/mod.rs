@@ -4,13 +4,14 @@
 //! It lives many lives. In each it sets up a device, waits until that is obeyed, and does so many
 //! things with it that rings run most of the time; then it goes in one way or another.
 
+pub(crate) mod kernel;
 mod memory;
 mod messages;
 mod rings;
 mod speech;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -174,6 +175,8 @@ struct Villain {
     crowd: Vec<OwnedFd>,
     /// Who closes what it gave away.
     closer: mpsc::Sender<OwnedFd>,
+    /// Where the overlay of the host receives.
+    overlay: SocketAddr,
     /// Who does not take what sockets have sent that it gave away.
     peers: VecDeque<TcpStream>,
 }
@@ -224,6 +227,9 @@ const OTHERS: &[(u64, &str, Deed)] = &[
     (10, "rings that stop and start", |it, random, _| it.stops_and_starts(random)),
     (10, "announcements", |it, random, _| it.announces(random)),
     (4, "rings without descriptors", |it, random, _| it.wants_to_be_polled(random)),
+    (4, "kicks for ever", |it, random, _| it.kicks_for_ever(random)),
+    (2, "bursts of datagrams", |it, _, _| it.sends_a_burst()),
+    (10, "forged outer packets", |it, random, _| it.forges(random)),
     (4, "a log of what is dirty", |it, random, _| it.wants_to_know_what_is_dirty(random)),
     (2, "broken messages", |it, random, _| it.says_noise(random)),
     (2, "half a message", |it, random, _| it.says_half(random)),
@@ -268,6 +274,7 @@ impl Mallory {
     pub(crate) fn new(
         seed: u64,
         devices: &[(Device, PathBuf)],
+        overlay: SocketAddr,
         small: PathBuf,
         rings: u64,
     ) -> Self {
@@ -278,7 +285,7 @@ impl Mallory {
         let (puncher, sieves) = mpsc::channel();
         thread::spawn(move || sieves.into_iter().for_each(memory::punch));
         let new = |(device, socket): &(Device, PathBuf)| {
-            Villain::new(*device, socket.clone(), closer.clone(), puncher.clone())
+            Villain::new(*device, socket.clone(), closer.clone(), puncher.clone(), overlay)
         };
         let villains = devices.iter().map(new);
         Self {

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
@@ -30,6 +31,7 @@ impl Villain {
         socket: PathBuf,
         closer: mpsc::Sender<OwnedFd>,
         puncher: mpsc::Sender<Sieve>,
+        overlay: SocketAddr,
     ) -> Self {
         Self {
             device,
@@ -49,6 +51,7 @@ impl Villain {
             puncher,
             crowd: Vec::new(),
             closer,
+            overlay,
             peers: VecDeque::new(),
         }
     }
