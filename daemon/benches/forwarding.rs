@@ -123,7 +123,8 @@ impl Bench {
         );
         for (port, mac) in MACS.iter().enumerate() {
             text += &format!(
-                "\n[[vm]]\nname = \"port{port}\"\nsocket = \"{dir}/{port}.sock\"\nmac = \"{mac}\"\n"
+                "\n[[vm]]\nname = \"port{port}\"\nsocket = \"{dir}/{port}.sock\"\nmac = \"{mac}\"\n\
+                 allow_unsealed_memory = true\n"
             );
         }
         fs::write(&config, text)?;

@@ -4,21 +4,24 @@
 //! so as long as the file has it. So a front-end that shares a file without content has the daemon
 //! pay for what it makes the daemon touch, and goes on to do so after the daemon has unmapped the
 //! file, as long as somebody has it open; nothing tells whether anybody has. `vm.memory_max` bounds
-//! both: no more may be shared at a time, and files that are shared no longer ([`Left`]) count until
-//! the daemon's control group shows that there is room for all that the VMs may have.
+//! both: no more may be shared at a time, and files that are shared no longer ([`Left`]) count
+//! until the daemon's control group shows that there is room for all that the VMs may have.
 
 use std::fs::File;
 use std::io::{Read, Seek};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use crate::vhost::guest_mem::{GuestMemory, MemError};
 
 /// Files that a VM's front-ends have left behind are remembered one by one up to this many.
 const LEFT_MAX: usize = 256;
 
 /// What counts of the kernel's statistics: memory that it cannot have back (cgroup-v2.rst, and
-/// cgroup-v1/memory.rst).
-const KEYS: [&str; 5] = ["anon", "shmem", "pagetables", "total_rss", "total_shmem"];
+/// cgroup-v1/memory.rst, whose totals are those of the group with the groups below it).
+const KEYS: [&str; 3] = ["anon", "shmem", "pagetables"];
+const KEYS_OF_V1: [&str; 2] = ["total_rss", "total_shmem"];
 /// The statistics of what is charged to this process' control group.
 static USAGE: OnceLock<File> = OnceLock::new();
 /// The most that this process takes, with all that its VMs may share; 0: that has no bound.
@@ -58,9 +61,11 @@ fn has_room(bytes: u64) -> bool {
 }
 
 fn sum(statistics: &str) -> u64 {
+    let is_v1 = statistics.lines().any(|line| line.starts_with(KEYS_OF_V1[0]));
+    let keys = if is_v1 { &KEYS_OF_V1[..] } else { &KEYS };
     let counts = |line: &str| {
         let (key, bytes) = line.split_once(' ')?;
-        if KEYS.contains(&key) { bytes.parse::<u64>().ok() } else { None }
+        if keys.contains(&key) { bytes.parse::<u64>().ok() } else { None }
     };
     statistics.lines().filter_map(counts).sum()
 }
@@ -102,6 +107,43 @@ impl Left {
         }
         left.retain(|(file, _)| !files.contains(file));
         true
+    }
+}
+
+/// How much a front-end may share.
+#[derive(Debug, Default)]
+pub(crate) struct Share {
+    most: Option<u64>,
+    left: Arc<Left>,
+}
+
+impl Share {
+    /// So much, beside what the earlier ones of this device have left.
+    pub(crate) fn new(most: Option<u64>, left: &Arc<Left>) -> Self {
+        Self { most, left: Arc::clone(left) }
+    }
+
+    /// Whether all of this may be shared, of which `more` bytes were not before.
+    pub(crate) fn check(&self, memory: &GuestMemory, more: u64) -> Result<(), MemError> {
+        let Some(most) = self.most else { return Ok(()) };
+        if memory.len() > most {
+            return Err(MemError::TooMuch { len: memory.len(), most });
+        }
+        let files: Vec<_> = memory.files().map(|(file, _)| file).collect();
+        let is_fine = self.left.allows(&files, (memory.len(), more), most);
+        if is_fine { Ok(()) } else { Err(MemError::Charged { most }) }
+    }
+
+    /// Files that are not in `next` are shared no longer.
+    pub(crate) fn note(&self, before: &GuestMemory, next: &GuestMemory) {
+        before.files().for_each(|(file, len)| self.note_file(file, len, next));
+    }
+
+    /// Likewise of one of them.
+    pub(crate) fn note_file(&self, file: Id, len: u64, next: &GuestMemory) {
+        if self.most.is_some() && next.files().all(|(other, _)| other != file) {
+            self.left.add(file, len);
+        }
     }
 }
 

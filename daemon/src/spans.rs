@@ -15,11 +15,12 @@ const TIB: u64 = 1 << 40;
 /// tables, and memory that a closer has not unmapped yet counts too, so its guest may have half of
 /// this.
 pub const PORT_MAX: u64 = 2 * TIB;
-/// Likewise of one whose guest has at most so much memory: both tables.
+/// Likewise of one whose guest has at most so much memory: both tables, and as much again that is
+/// not unmapped yet.
 #[must_use]
 pub const fn port_max(memory_max: Option<u64>) -> u64 {
     match memory_max {
-        Some(bytes) if 2 * bytes < PORT_MAX => 2 * bytes,
+        Some(bytes) if 4 * bytes < PORT_MAX => 4 * bytes,
         _ => PORT_MAX,
     }
 }

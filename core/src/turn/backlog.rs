@@ -2,9 +2,9 @@
 //!
 //! Several ports may send to one guest. As long as there is room each frame is taken. When there is
 //! none, a frame of a port takes the place of the newest frame of the port that has most of the
-//! queue, if that still has more than the other one afterwards. So one that sends without end leaves
-//! the others their shares, and alone it has all of it. Data that the host itself gives the guest
-//! neither gives way nor makes others do so: it would have to be sent again.
+//! queue, if that still has more than the other one afterwards. So one that sends without end
+//! leaves the others their shares, and alone it has all of it. Data that the host itself gives the
+//! guest neither gives way nor makes others do so: it would have to be sent again.
 
 use std::collections::VecDeque;
 
@@ -73,7 +73,7 @@ impl Backlog {
         let len: usize = parts.iter().map(|p| p.len()).sum();
         let (before, mut lost) = (self.bytes, 0);
         loop {
-            let bytes_max = BACKLOG_BYTES_MAX.min(free + (before - self.bytes));
+            let bytes_max = BACKLOG_BYTES_MAX.min(free.saturating_add(before - self.bytes));
             if self.frames.len() < self.frames_max && self.bytes + len <= bytes_max {
                 break;
             }

@@ -28,8 +28,8 @@ use nightporter_api::{PortStatus, Status, VmStatus};
 /// takes a walk over all flows.
 const RENDER_INTERVAL: Duration = Duration::from_millis(500);
 /// Connections at a time. Everybody on the host may open some and say nothing, and the idlest makes
-/// room for a new one: with so many places a scrape that is sent within milliseconds is there before
-/// it has to.
+/// room for a new one: with so many places a scrape that is sent within milliseconds is there
+/// before it has to.
 const SCRAPERS_MAX: usize = 256;
 /// Bytes of an HTTP request's head at most.
 const REQUEST_BYTES_MAX: usize = 8192;

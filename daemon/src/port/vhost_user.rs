@@ -33,6 +33,7 @@ use tracing::{debug, info, warn};
 use account::Account;
 
 use super::messages;
+use crate::charges::Share;
 use crate::faults;
 use crate::spans;
 use crate::timer::monotonic_now;
@@ -417,7 +418,7 @@ impl<D: Device> VhostUserPort<D> {
         self.offer = self.next_offer;
         let session = Session::new(self.offer, self.allows_unsealed_memory);
         let session = session.charged_to(&self.account.slow);
-        let session = session.sharing_at_most(self.memory_max, &self.account.left);
+        let session = session.sharing(Share::new(self.memory_max, &self.account.left));
         self.connection = Some((channel, session));
         self.stats.connections += 1;
         self.events.push_back(Event::Connected);

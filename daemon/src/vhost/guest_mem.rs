@@ -467,8 +467,8 @@ impl GuestMemory {
         self.slice(guest, len).filter(|slice| slice.len() == len)
     }
 
-    /// The mapped bytes from `guest` on, which are about to be used: at least one, at most `len`, as
-    /// far as one region goes.
+    /// The mapped bytes from `guest` on, which are about to be used: at least one, at most `len`,
+    /// as far as one region goes.
     #[inline]
     pub(super) fn slice(&self, guest: u64, len: usize) -> Option<VolatileSlice<'_>> {
         let (slice, page) = self.find(guest, len)?;

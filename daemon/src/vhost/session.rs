@@ -39,7 +39,7 @@ use super::ring::{QUEUE_SIZE_MAX, Ring, RingAddrs, RingFault};
 use super::signals::{Conduct, KickFd, Notifier, SlowCalls};
 use super::vring::{Kick, Vring};
 use super::{Event, Source};
-use crate::charges::Left;
+use crate::charges::Share;
 use crate::closer::Foreign;
 
 /// SET_VRING_KICK, _CALL and _ERR: the queue's index is in the low byte, and this bit means that no
@@ -69,9 +69,8 @@ pub struct Session<D: Device = Offer> {
     pub vrings: Vec<Vring<D::Queue>>,
     /// How frames lie in buffers; meaningful while a ring of a network card runs.
     pub layout: Layout,
-    /// The most bytes of memory that may be shared, and what was shared before.
-    memory_max: Option<u64>,
-    left: Arc<Left>,
+    /// How much of its memory it may share.
+    share: Share,
     inflight: Option<InflightLog>,
     /// Never written to; UML resets the device when it closes.
     backend_req: Option<Foreign>,
@@ -97,8 +96,7 @@ impl<D: Device> Session<D> {
             memory: GuestMemory::default(),
             vrings: (0..offer.queues()).map(|_| Vring::default()).collect(),
             layout: features::layout(0),
-            memory_max: None,
-            left: Arc::default(),
+            share: Share::default(),
             inflight: None,
             backend_req: None,
             conduct: Arc::default(),
@@ -115,10 +113,10 @@ impl<D: Device> Session<D> {
         self
     }
 
-    /// The front-end may share so much memory, beside what the earlier ones have left.
+    /// The front-end may share so much of its memory.
     #[must_use]
-    pub(crate) fn sharing_at_most(mut self, bytes: Option<u64>, left: &Arc<Left>) -> Self {
-        (self.memory_max, self.left) = (bytes, Arc::clone(left));
+    pub(crate) fn sharing(mut self, share: Share) -> Self {
+        self.share = share;
         self
     }
 
@@ -189,7 +187,7 @@ impl<D: Device> Session<D> {
             self.replace_kick(index, Kick::None);
         }
         self.set_link(None);
-        self.note_left(&GuestMemory::default());
+        self.share.note(&self.memory, &GuestMemory::default());
         self.events
     }
 
@@ -339,31 +337,11 @@ impl<D: Device> Session<D> {
         let regions: Result<Vec<_>, _> = (0..count).map(|i| message.body(at(i))).collect();
         message.fds.iter().take(count).try_for_each(|file| self.check_seal(file))?;
         let memory = GuestMemory::new(regions?.into_iter().zip(message.fds))?;
-        self.check_share(&memory, memory.len())?;
-        self.note_left(&memory);
+        self.share.check(&memory, memory.len())?;
+        self.share.note(&self.memory, &memory);
         self.memory = memory;
         self.remap();
         Ok(())
-    }
-
-    /// Whether all of this may be shared, of which `more` bytes were not before.
-    fn check_share(&self, memory: &GuestMemory, more: u64) -> Result<(), MemError> {
-        let Some(most) = self.memory_max else { return Ok(()) };
-        if memory.len() > most {
-            return Err(MemError::TooMuch { len: memory.len(), most });
-        }
-        let files: Vec<_> = memory.files().map(|(file, _)| file).collect();
-        let is_fine = self.left.allows(&files, (memory.len(), more), most);
-        if is_fine { Ok(()) } else { Err(MemError::Charged { most }) }
-    }
-
-    /// Files that are not in `next` are shared no longer.
-    fn note_left(&self, next: &GuestMemory) {
-        if self.memory_max.is_some() {
-            let stays = |file| next.files().any(|(next, _)| next == file);
-            let gone = self.memory.files().filter(|(file, _)| !stays(*file));
-            gone.for_each(|(file, len)| self.left.add(file, len));
-        }
     }
 
     fn add_region(&mut self, mut message: Message) -> Result<(), Refusal> {
@@ -371,7 +349,7 @@ impl<D: Device> Session<D> {
         self.check_seal(&file)?;
         let spec: VhostUserSingleMemoryRegion = message.body(0)?;
         self.memory.add(&spec, file)?;
-        if let Err(error) = self.check_share(&self.memory, spec.memory_size) {
+        if let Err(error) = self.share.check(&self.memory, spec.memory_size) {
             self.memory.remove(&spec)?;
             return Err(error.into());
         }
@@ -388,9 +366,7 @@ impl<D: Device> Session<D> {
     fn remove_region(&mut self, message: &Message) -> Result<(), Refusal> {
         let spec: VhostUserSingleMemoryRegion = message.body(0)?;
         let (file, len) = self.memory.remove(&spec)?;
-        if self.memory_max.is_some() && self.memory.files().all(|(other, _)| other != file) {
-            self.left.add(file, len);
-        }
+        self.share.note_file(file, len, &self.memory);
         self.remap();
         Ok(())
     }

@@ -12,8 +12,8 @@ use crate::guest::{Guest, PLAIN};
 use crate::host::{Dir, Host, LIMIT, NOBODY, command, run};
 
 /// Of one VM with 4 MiB of store, and 16,384 connections. Its page tables reach 2 TiB at most.
-const MEMORY: &str = ", at most 142M of memory, and 2M for each GiB of guests' memory (4105M if \
-                      VMMs mean harm)\n";
+const MEMORY: &str = ", at most 142M of memory, and 2M for each GiB of guests' memory (4105M and \
+                      all of its pages, without vm.memory_max, if VMMs mean harm)\n";
 
 /// What it said on its way out.
 fn refusal(config: &std::path::Path) -> String {
@@ -31,6 +31,12 @@ fn check_says_what_it_found_and_starts_nothing() {
     let said = String::from_utf8(output.stdout).unwrap();
     assert_eq!(said, format!("{}: 0 uplinks, 1 VM, 4M of store{MEMORY}", config.display()));
     assert!(!dir.join("a").exists() && !dir.join("arena").exists());
+
+    let config = dir.configure("", &dir.vm("a", "memory_max = \"2G\""));
+    let output = run(&["--config", config.to_str().unwrap(), "--check"]);
+    let said = String::from_utf8(output.stdout).unwrap();
+    let most = "(17M and 2G of its pages if VMMs mean harm)\n";
+    assert!(said.ends_with(most), "{said}");
 
     let config = dir.configure("", &dir.vm("a", "mtu = 1"));
     let output = run(&["--config", config.to_str().unwrap(), "--check"]);

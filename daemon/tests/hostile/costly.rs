@@ -1,5 +1,5 @@
-//! Deeds that cost the kernel something, and through it whoever calls it. They are judged by the time
-//! that the worker has on its core, which the load of others does not change.
+//! Deeds that cost the kernel something, and through it whoever calls it. They are judged by the
+//! time that the worker has on its core, which the load of others does not change.
 
 use std::time::{Duration, Instant};
 
@@ -81,7 +81,7 @@ fn a_signal_for_which_very_many_wait_holds_up_nobody_and_is_banned() {
 /// beside that takes of the worker. `None`: its port went.
 fn worked_for_echoes_beside(street: &mut Street, bad: &mut Guest, len: u64) -> Option<Duration> {
     const PIECES: u64 = 1000;
-    let (mut at, mut waiting, mut times) = (RAM_LEN, 0, Vec::new());
+    let (mut at, mut waiting, mut times) = (RAM_LEN, 0_usize, Vec::new());
     while at + PIECES * 4096 < len {
         while waiting < 32 && at + PIECES * 4096 < len {
             bad.sends_scattered(at, 4096, PIECES);
@@ -91,7 +91,7 @@ fn worked_for_echoes_beside(street: &mut Street, bad: &mut Guest, len: u64) -> O
         let before = worked(&street.host);
         street.echo();
         times.push(worked(&street.host) - before);
-        waiting -= bad.taken();
+        waiting = waiting.saturating_sub(bad.taken()); // some may be of an earlier call
         if !street.host.port("bad").link {
             return None;
         }

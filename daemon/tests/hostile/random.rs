@@ -7,7 +7,7 @@
 //! that are due every millisecond (`times`), beside him and alone; each minute it says how it is.
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +20,7 @@ use nix::unistd::gettid;
 
 use crate::guest::{Guest, PLAIN};
 use crate::host::LIMIT;
-use crate::mallory::kernel::{OVERLAY_VNI, PEERS_IP};
+use crate::mallory::kernel::{OVERLAY_VNI, PEER};
 use crate::mallory::{Device, Mallory};
 use crate::street::Street;
 use crate::times::{Echoes, Times, at_fixed_times};
@@ -167,14 +167,15 @@ fn whatever_a_front_end_does_its_neighbours_hear_each_other() {
     let (traps, rings) = if limit.is_some() { IN_HOURS } else { (3, 1) };
     let victims = victims(traps);
     let vms: Vec<_> = victims.iter().map(|(name, more, _)| (name.as_str(), *more)).collect();
-    let overlay = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let mut street = Street::with(
-        &vms,
-        &format!(
-            "[[overlay]]\nname = \"over\"\nvni = {OVERLAY_VNI}\nlocal = \"{overlay}\"\npeers = [\"{}\"]\n",
-            Ipv4Addr::from(PEERS_IP)
-        ),
+    // Of this process: others on this host may do the same.
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let ip = |last| Ipv4Addr::new(127, high, low, last);
+    let (overlay, peer) = (SocketAddrV4::new(ip(1), 4789), ip(PEER));
+    let ports = format!(
+        "[[overlay]]\nname = \"over\"\nvni = {OVERLAY_VNI}\nlocal = \"{overlay}\"\n\
+         peers = [\"{peer}\"]\n"
     );
+    let mut street = Street::with(&vms, &ports);
     let path = |device, name: &str| match device {
         Device::Sockets => (device, street.dir.join(&format!("{name}-toe.sock"))),
         _ => (device, street.dir.join(name)),

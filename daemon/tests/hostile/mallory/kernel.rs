@@ -8,10 +8,11 @@ use vhost::vhost_user::message::FrontendReq as Req;
 
 use super::{Random, Villain, words};
 
-/// The overlay of the host, and a peer of it that nobody is.
+/// The number of the overlay, and the last bytes of the address of a peer of it that nobody is and
+/// of somebody who is none.
 pub(crate) const OVERLAY_VNI: u8 = 7;
-pub(crate) const PEERS_IP: [u8; 4] = [127, 0, 0, 2];
-const STRANGERS_IP: [u8; 4] = [127, 0, 0, 3];
+pub(crate) const PEER: u8 = 2;
+const STRANGER: u8 = 3;
 /// Datagrams that are sent one after the other: a softirq reads 300 at a time.
 const BURST: usize = 512;
 const FORGED: u64 = 32;
@@ -34,7 +35,8 @@ impl Villain {
 
     /// Datagrams of a peer, or of somebody else, which are a frame, nearly one, or nothing.
     pub(super) fn forges(&mut self, random: &mut Random) -> bool {
-        let from = random.of(&[PEERS_IP, PEERS_IP, PEERS_IP, STRANGERS_IP]);
+        let [net, high, low, _] = self.overlay.ip().octets();
+        let from = [net, high, low, random.of(&[PEER, PEER, PEER, STRANGER])];
         let socket = UdpSocket::bind(SocketAddr::from((from, 0))).unwrap();
         for _ in 0..FORGED {
             let vni = random.of(&[OVERLAY_VNI, OVERLAY_VNI, OVERLAY_VNI, 0]);

@@ -11,7 +11,7 @@ mod rings;
 mod speech;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddrV4, TcpStream};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -176,7 +176,7 @@ struct Villain {
     /// Who closes what it gave away.
     closer: mpsc::Sender<OwnedFd>,
     /// Where the overlay of the host receives.
-    overlay: SocketAddr,
+    overlay: SocketAddrV4,
     /// Who does not take what sockets have sent that it gave away.
     peers: VecDeque<TcpStream>,
 }
@@ -274,7 +274,7 @@ impl Mallory {
     pub(crate) fn new(
         seed: u64,
         devices: &[(Device, PathBuf)],
-        overlay: SocketAddr,
+        overlay: SocketAddrV4,
         small: PathBuf,
         rings: u64,
     ) -> Self {

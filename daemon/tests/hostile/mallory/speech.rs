@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
-use std::net::SocketAddr;
+use std::net::SocketAddrV4;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
@@ -31,7 +31,7 @@ impl Villain {
         socket: PathBuf,
         closer: mpsc::Sender<OwnedFd>,
         puncher: mpsc::Sender<Sieve>,
-        overlay: SocketAddr,
+        overlay: SocketAddrV4,
     ) -> Self {
         Self {
             device,
