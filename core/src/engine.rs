@@ -55,6 +55,7 @@ use crate::tcp::flow::{Flow, State};
 use crate::tcp::gates::OutQueue;
 use crate::tcp::options::SynInfo;
 use crate::tcp::vm::Vm;
+use crate::tcp::wanting::{Want, Wanting};
 use crate::tcp::{Ended, Fate, FlowContext};
 use crate::time::Instant;
 use crate::wire::emit::TcpEmit;
@@ -233,6 +234,29 @@ impl<'m> Engine<'m> {
         if let Some(p) = self.port_mut(port) {
             p.vm.clock.on_progress(now, drained);
         }
+    }
+
+    /// Turns boost of a VM on, or off: [`Self::poll_want`] says when it is to be boosted.
+    pub fn set_boost(&mut self, port: PortId, on: bool) {
+        if let Some(p) = self.port_mut(port).filter(|p| p.config.is_guest())
+            && on != p.vm.wanting.is_some()
+        {
+            p.vm.wanting = on.then(Box::default);
+        }
+    }
+
+    /// What the VM of `port` wants its core for, at the end of a turn (BST-01); `None` without
+    /// boost.
+    #[must_use]
+    pub fn poll_want(&mut self, now: Instant, port: PortId) -> Option<Want> {
+        let vm = &mut self.ports.get_mut(usize::from(port.0))?.as_mut()?.vm;
+        let has_seen_all = vm.clock.has_seen_all();
+        let owed = |id| self.flows.get(id)?.owed_bytes();
+        vm.wanting.as_mut()?.poll(now, has_seen_all, owed)
+    }
+
+    fn wanting_mut(&mut self, port: PortId) -> Option<&mut Wanting> {
+        self.port_mut(port)?.vm.wanting.as_deref_mut()
     }
 
     /// Turns ack offload of a VM on for new connections, or off (its flows drain, then pass).

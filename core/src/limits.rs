@@ -298,6 +298,21 @@ pub const MAC_SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// A learned source IP that was silent this long makes room for another.
 pub const LEARNED_IP_AGE: Duration = Duration::from_secs(300);
 
+// --- Boost -------------------------------------------------------------------------------------
+
+/// A VM wants its core for so long after the last event that began it (BST-01).
+pub const T_WANTING: Duration = Duration::from_millis(50);
+/// And for so long after G has acknowledged the last byte that it is owed: G's kernel acknowledges
+/// before G's application has read. A boost that ended earlier left the application to wait for
+/// G's next turn, which made ack offload slower than a tap.
+pub const T_READING: Duration = Duration::from_millis(2);
+/// A port at which a guest has accepted within this time is likely to accept again.
+pub const T_ACCEPTED: Duration = Duration::from_secs(60);
+/// Flows of a VM whose bytes are awaited at a time; of more the last ones.
+pub const WANTING_FLOWS: usize = 64;
+/// Ports of a guest that are known to accept: 1 KiB for a VM that has boost.
+pub const ACCEPTING_PORTS: usize = 64;
+
 // --- Virtual TOE -------------------------------------------------------------------------------
 
 /// Bytes of one direction of a TOE connection that are under way at most, whatever room a guest

@@ -49,6 +49,9 @@ impl Engine<'_> {
             self.with_flow(now, id, |flow, _| flow.pass(now, Why::Ambiguous));
             return;
         }
+        if let Some(wanting) = self.wanting_mut(port) {
+            wanting.on_syn(now, key.g_port);
+        }
         let mut syn = SynInfo::learn(tcp, ip.version);
         match id.and_then(|id| Some((id, self.flows.get_mut(id)?))) {
             // Later frames are of another connection, even if G's answer takes another path.
@@ -72,6 +75,9 @@ impl Engine<'_> {
         let tcp = f.tcp;
         let client = !tcp.flags.contains(TcpFlags::ACK);
         let syn_g = SynInfo::learn(tcp, f.ip.version);
+        if !client && let Some(wanting) = self.wanting_mut(port) {
+            wanting.on_accepted(now, key.g_port);
+        }
         if let Some(id) = self.flows.lookup(&key) {
             let Some(flow) = self.flows.get_mut(id) else { return };
             if flow.on_syn_copy_from_guest(now, syn_g, client, tcp) {

@@ -224,6 +224,14 @@ impl Flow {
         self.receiver.next().saturating_sub(self.sender.una())
     }
 
+    /// G owes the acknowledgement of bytes that were acknowledged early, and whether it has room
+    /// for them (BST-01). `None`: of no such byte.
+    pub(crate) fn owed_bytes(&self) -> Option<bool> {
+        let (una, shown) = (self.sender.una(), self.receiver.acks.sent());
+        let owed = self.standing.is_live() && una < shown.min(self.receiver.next());
+        owed.then(|| una < self.sender.edge())
+    }
+
     /// H owes no byte, FIN, RST or acknowledgement: a stop now loses nothing.
     #[must_use]
     #[inline(always)]

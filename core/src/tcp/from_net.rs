@@ -155,6 +155,9 @@ impl Flow {
         taken: Taken,
     ) {
         cx.vm.counters.early_acked_bytes += taken.advanced;
+        if cx.vm.wanting.is_some() && taken.advanced > 0 {
+            self.want_core(cx, true);
+        }
         let mss = u64::from(self.options.mss_to_guest);
         self.receiver.note_filled(mss.max(1 << self.options.shift_g));
         self.grow_buffer(cx);
@@ -165,6 +168,18 @@ impl Flow {
             } else {
                 self.owe_ack(cx);
             }
+        }
+    }
+
+    /// New data, or an ACK with news, for a VM that has boost (BST-01).
+    #[cold] // few have
+    #[inline(never)]
+    fn want_core(&self, cx: &mut FlowContext<'_, '_>, data: bool) {
+        let (now, id) = (cx.now, cx.id);
+        match &mut cx.vm.wanting {
+            Some(wanting) if self.standing.is_on() && data => wanting.on_data(now, id),
+            Some(wanting) if self.standing.is_on() => wanting.on_turn(now),
+            _ => {}
         }
     }
 
@@ -370,7 +385,11 @@ impl Flow {
     pub(super) fn on_said(&mut self, cx: &mut FlowContext<'_, '_>, s: &Said<'_>) -> bool {
         let edge = self.outbound.edge(self.options.shift_r);
         let new = self.on_ack_from_net(s.seq, s.ack, s.window, s.timestamps, s.sack);
-        self.on_ack_for_flooded(cx, s, edge).unwrap_or(new)
+        let new = self.on_ack_for_flooded(cx, s, edge).unwrap_or(new);
+        if new && cx.vm.wanting.is_some() {
+            self.want_core(cx, false);
+        }
+        new
     }
 
     /// The same, in parts.

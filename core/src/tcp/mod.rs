@@ -34,6 +34,7 @@
 //! | `sender`, `sender/recovery` | G's progress, the next bytes for G, G's edge, G's losses |
 //! | `outbound` | R's progress with G's bytes, R's window and SACK blocks |
 //! | `outbound/flooded` | G's bytes that are kept, with congestion offload |
+//! | `wanting` | who is owed bytes or a turn, for VMs that have boost |
 //! | `state`, `timers`, `timestamps`, `template`, `options` | the state in their names |
 //!
 //! Their fields are private. `losses` is a box for state that most flows do not have.
@@ -69,6 +70,7 @@ mod timers;
 mod timestamps;
 mod unseen;
 pub mod vm;
+pub mod wanting;
 
 use std::collections::VecDeque;
 

@@ -9,6 +9,7 @@ use crate::limits::{
     BUDGET_FOR_FIRST_WINDOWS, FLOODING_PLACES, FLOW_BUFFER_MIN, MTU_DEFAULT, REFUSALS_PER_VM,
     RUNNING_CREDIT_MAX, T_REFUSED, T_UNCONTROLLED, pages_for,
 };
+use crate::tcp::wanting::Wanting;
 use crate::time::{Duration, Instant};
 use crate::wire::packet::IpAddr16;
 
@@ -88,6 +89,12 @@ impl RunningClock {
         if self.drained && !self.unseen { Duration::ZERO } else { now.since(self.life_at) }
     }
 
+    /// The guest has seen everything that was delivered, and everything that only passed.
+    #[must_use]
+    pub const fn has_seen_all(&self) -> bool {
+        self.drained && !self.unseen
+    }
+
     fn settle(&mut self, now: Instant) {
         if self.drained {
             self.elapsed += now.since(self.at);
@@ -154,6 +161,8 @@ pub struct Vm {
     pub fragment_from_guest: Option<(Instant, IpAddr16)>,
     /// Remote and guest port of connections this guest refused, and when; newest last (SNOOP-32).
     pub refused: VecDeque<(IpAddr16, u16, Instant)>,
+    /// Who is owed bytes, or a turn: only if the VM has boost (BST-01).
+    pub wanting: Option<Box<Wanting>>,
     /// Counters.
     pub counters: VmCounters,
 }
@@ -186,6 +195,7 @@ impl Vm {
             fragment_at: None,
             fragment_from_guest: None,
             refused: VecDeque::new(),
+            wanting: None,
             counters: VmCounters::default(),
         }
     }
