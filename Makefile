@@ -41,7 +41,7 @@ build: ## build everything, release profile
 
 deb: ## build the Debian packages of the host's and of the guest's programs, into target
 	-@.ci/packages $(PACKAGES_FLOOD)
-	cargo build --release --locked -p nightporterd -p nightporter
+	cargo build --release --locked -p nightporterd -p nightporter -p nightporter-boost
 	cargo rustc --release --locked -p nightporter-flood --bin nightporter-guest --target-dir $(TARGET)/guest -- -C target-feature=+crt-static
 	@cargo run --quiet --locked -p nightporter --example pages -- $(TARGET)/pages
 	@packaging/deb $(TARGET)/release $(TARGET)/guest/release/nightporter-guest $(TARGET)/pages $(TARGET)
@@ -95,7 +95,7 @@ tshark: simulator ## compare tshark's expert messages about SEEDS=200 worlds wit
 
 tshark-guests: setup ## compare tshark's expert messages about captures of the real guests of `make test`; one scenario runs without the offload
 	@.ci/packages $(PACKAGES_TSHARK)
-	@cargo build --quiet --release --locked -p nightporterd -p nightporter -p nightporter-guest -p nightporter-lab
+	@cargo build --quiet --release --locked -p nightporterd -p nightporter -p nightporter-boost -p nightporter-guest -p nightporter-lab
 	@.ci/tshark guests
 
 fuzz: ## run every fuzz target for FUZZ_SECONDS=60; needs a nightly compiler and cargo-fuzz

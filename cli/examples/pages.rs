@@ -1,4 +1,4 @@
-//! Writes manual pages and completions of both programs into a directory, for the Debian package:
+//! Writes manual pages and completions of all programs into a directory, for the Debian package:
 //! `cargo run -p nightporter --example pages DIR`.
 
 use std::fs::{File, create_dir_all};
@@ -12,11 +12,14 @@ fn main() -> Result<()> {
     let dir = std::env::args_os().nth(1).map(PathBuf::from).context("which directory?")?;
     create_dir_all(&dir)?;
     let (daemon, tool) = (nightporterd::arguments::command(), nightporter::command());
-    let page = File::create(dir.join("nightporterd.8"))?;
-    Man::new(daemon.clone()).section("8").render(&mut { page })?;
+    let booster = nightporter_boost::arguments::command();
+    for program in [&daemon, &booster] {
+        let page = File::create(dir.join(format!("{}.8", program.get_name())))?;
+        Man::new(program.clone()).section("8").render(&mut { page })?;
+    }
     // A page for each command.
     clap_mangen::generate_to(tool.clone(), &dir)?;
-    for mut program in [daemon, tool] {
+    for mut program in [daemon, tool, booster] {
         let name = program.get_name().to_owned();
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             clap_complete::generate_to(shell, &mut program, &name, &dir)?;

@@ -1,0 +1,494 @@
+//! The booster: orders in, favoured threads out.
+
+mod daemon;
+mod watched;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::Timespec;
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_getaffinity};
+
+use self::daemon::Daemon;
+use self::watched::Watched;
+use crate::favour::Mode;
+use crate::journal::{Entry, Journal, Place, check_plain, take_back};
+use crate::layout::Hierarchy;
+use crate::policy::{COMPETITION_MIN, Ended, LEAST_NS, Wait};
+use crate::process::{Identity, Stat, Thread};
+use crate::protocol::{Claim, Order, Report, VERSION};
+use crate::sys::{Class, set_class};
+use crate::vm::Vm;
+use crate::{BEAT, PRIORITY, SILENCE_MAX, WORKER_PRIORITY};
+
+/// How often a boost is looked at.
+const LOOK: Duration = Duration::from_millis(1);
+/// How often a payment is.
+const PAYMENT: Duration = Duration::from_millis(2);
+/// How often the competition for cores is measured, while somebody is favoured or pays.
+const MEASURE: Duration = Duration::from_millis(100);
+/// How often threads, cgroups and cores are looked up.
+const JUDGE: Duration = Duration::from_secs(1);
+/// A boost that failed is not tried again for so long.
+const FAILED: Duration = Duration::from_secs(60);
+/// How often accounts are told.
+const TELL: Duration = Duration::from_millis(100);
+
+/// Runs until something fails, with the socket of the daemon and the journal at these paths.
+///
+/// # Errors
+/// The watcher has ended or stands, or the system refuses something. Everything is taken back then.
+pub fn run(socket: &Path, journal: &Path) -> Result<()> {
+    let class = set_class(0, Class::round_robin(PRIORITY));
+    let back = take_back(journal).context("what a predecessor left cannot be taken back")?;
+    if back > 0 {
+        eprintln!("took back what a predecessor left: {back}");
+    }
+    let own = match class {
+        Ok(()) => None,
+        Err(e) => Some(format!("the booster has no real-time class above a boost's: {e}")),
+    };
+    if let Some(why) = &own {
+        eprintln!("{why}");
+    }
+    let mut booster = Booster {
+        began: Instant::now(),
+        socket: socket.into(),
+        hierarchy: Hierarchy::find(),
+        refused: own,
+        watched: Watched::start(journal)?,
+        journal: Journal::open(journal)?,
+        daemon: None,
+        connect_at: 0,
+        worker: None,
+        vms: BTreeMap::new(),
+        judged_at: None,
+        measured_at: 0,
+        told_at: 0,
+    };
+    let result = booster.run();
+    booster.lose_daemon();
+    result
+}
+
+/// The daemon's worker.
+#[derive(Debug)]
+struct Worker {
+    tid: i32,
+    /// Its class is one that it was given here.
+    given: Option<Place>,
+    thread: Thread,
+}
+
+#[derive(Debug)]
+struct Booster {
+    began: Instant,
+    socket: PathBuf,
+    hierarchy: Option<Hierarchy>,
+    /// Why nobody can be boosted.
+    refused: Option<String>,
+    watched: Watched,
+    journal: Journal,
+    daemon: Option<Daemon>,
+    connect_at: u64,
+    worker: Option<Worker>,
+    vms: BTreeMap<u16, Vm>,
+    judged_at: Option<u64>,
+    measured_at: u64,
+    told_at: u64,
+}
+
+impl Booster {
+    fn now(&self) -> u64 {
+        nanos(self.began.elapsed())
+    }
+
+    fn run(&mut self) -> Result<()> {
+        loop {
+            self.wait()?;
+            let now = self.now();
+            self.watched.check(now)?;
+            self.hear(now)?;
+            self.look(now)?;
+            self.tell(now);
+        }
+    }
+
+    /// Sleeps until something has to be done.
+    fn wait(&self) -> Result<()> {
+        let mode = |mode| self.vms.values().any(|vm| vm.mode == mode);
+        let mut most = BEAT;
+        if mode(Mode::Paying) {
+            most = PAYMENT;
+        }
+        if self.vms.values().any(|vm| vm.waits.is_some()) {
+            most = LOOK;
+        }
+        if mode(Mode::Favoured) {
+            let now = self.now();
+            let boosts = self.vms.values().filter_map(|vm| vm.boost);
+            let until = boosts.map(|boost| boost.until.saturating_sub(now)).min();
+            most = LOOK.min(Duration::from_nanos(until.unwrap_or(0)));
+        }
+        let timeout = Timespec { tv_sec: 0, tv_nsec: most.as_nanos().try_into()? };
+        let mut fds = self.watched.poll_fds().to_vec();
+        fds.extend(
+            self.daemon.as_ref().map(|it| PollFd::from_borrowed_fd(it.socket(), PollFlags::IN)),
+        );
+        match poll(&mut fds, Some(&timeout)) {
+            Err(rustix::io::Errno::INTR) => Ok(()),
+            result => result.map(|_| ()).context("poll"),
+        }
+    }
+
+    /// Takes the daemon's orders; what it was told is void when it is gone or stands.
+    fn hear(&mut self, now: u64) -> Result<()> {
+        if self.daemon.is_none() && now >= self.connect_at {
+            self.connect_at = now + nanos(TELL);
+            self.daemon = Daemon::connect(&self.socket, now)?;
+        }
+        loop {
+            let Some(daemon) = &mut self.daemon else { return Ok(()) };
+            match daemon.receive(now) {
+                Ok(None) => break,
+                Ok(Some(order)) => self.handle_order(now, order)?,
+                Err(e) => {
+                    eprintln!("the daemon is gone: {e}");
+                    self.lose_daemon();
+                    return Ok(());
+                }
+            }
+        }
+        let favours = self.vms.values().any(|vm| vm.mode != Mode::Normal);
+        if let Some(daemon) = &mut self.daemon
+            && daemon.stands(now, favours)
+        {
+            eprintln!("the daemon has not answered for {SILENCE_MAX:?}: nobody is favoured");
+            self.take_back();
+        }
+        Ok(())
+    }
+
+    fn handle_order(&mut self, now: u64, order: Order) -> Result<()> {
+        match order {
+            Order::Hello { version, worker, rt_priority } => {
+                if version != VERSION {
+                    bail!("the daemon speaks version {version} of the protocol, not {VERSION}");
+                }
+                self.meet_worker(worker, rt_priority);
+            }
+            Order::Vm { vm, name, pid, boost, vcpu_cgroup } => {
+                self.forget(vm);
+                let cgroup =
+                    vcpu_cgroup.and_then(|name| self.hierarchy.as_ref().map(|it| it.dir(&name)));
+                self.vms.insert(vm, Vm::new(now, name, pid, boost, cgroup));
+                self.judged_at = None;
+            }
+            Order::Gone { vm } => self.forget(vm),
+            Order::Boost { vm, claim, for_us } => {
+                let until = now.saturating_add(for_us.min(1_000_000) * 1000);
+                self.boost(now, vm, claim, until);
+            }
+            Order::End { vm } => {
+                self.vms.get_mut(&vm).into_iter().for_each(|vm| vm.waits = None);
+                self.end(now, vm, Ended::Served);
+            }
+            Order::Pong {} => {}
+        }
+        Ok(())
+    }
+
+    /// The class that the daemon's worker is to have, from outside: its unit forbids it to take one.
+    fn meet_worker(&mut self, tid: i32, rt_priority: u8) {
+        self.worker = None;
+        let Ok(stat) = Stat::of(tid) else { return };
+        let id = Identity { pid: tid, tid, start: stat.start };
+        let Ok(thread) = Thread::open(id) else { return };
+        let mut worker = Worker { tid, given: None, thread };
+        if rt_priority >= WORKER_PRIORITY && check_plain(&stat, false).is_ok() {
+            let class = Class::fifo(rt_priority);
+            if let Ok(place) = self.journal.put(&Entry::of_thread(id, class)) {
+                match set_class(tid, class) {
+                    Ok(()) => worker.given = Some(place),
+                    Err(e) => {
+                        eprintln!("the worker cannot have priority {rt_priority}: {e}");
+                        self.journal.clear(place);
+                    }
+                }
+            }
+        }
+        self.worker = Some(worker);
+    }
+
+    /// A VM wants its core, or still does.
+    fn boost(&mut self, now: u64, number: u16, claim: Claim, until: u64) {
+        let waited = self.vms.get_mut(&number).is_some_and(|vm| vm.waits.take().is_some());
+        let (unpaid, alone, room) = self.neighbours_of(now, number);
+        let n = self.competitors(number);
+        let Some(vm) = self.vms.get_mut(&number) else { return };
+        let Some(account) = &mut vm.account else { return };
+        if !account.numbers.refused.is_empty() {
+            return;
+        }
+        let mut allowance = account.allowance(now, claim, unpaid, alone);
+        if let Ok(allowed) = &mut allowance {
+            // Where nobody competes, nobody waits.
+            *allowed = if n < COMPETITION_MIN { *allowed } else { room.min(*allowed) };
+            if *allowed < LEAST_NS {
+                allowance = Err(Wait::Neighbours);
+            }
+        }
+        if let Some(boost) = &mut vm.boost {
+            (boost.claim, boost.until) = (claim, until);
+            // Bytes may have more than a turn.
+            boost.allowance_ns = boost.allowance_ns.max(allowance.unwrap_or(0));
+            return;
+        }
+        match allowance {
+            Err(wait) => {
+                if wait == Wait::Neighbours {
+                    vm.waits = Some((claim, until));
+                }
+                if !waited {
+                    account.wait(wait);
+                }
+            }
+            Ok(allowed) => {
+                vm.look_anew(self.hierarchy.as_ref());
+                match vm.begin(now, &mut self.journal, claim, until, allowed) {
+                    Ok(()) => {
+                        if let Some(account) = &mut vm.account {
+                            account.numbers.boosts += 1;
+                        }
+                    }
+                    Err(why) => {
+                        vm.failed = Some((now + nanos(FAILED), why.clone()));
+                        refuse(vm, why);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Looks at boosts and payments, and now and then at everything else.
+    fn look(&mut self, now: u64) -> Result<()> {
+        let numbers: Vec<u16> = self.vms.keys().copied().collect();
+        for number in numbers {
+            let n = self.competitors(number);
+            let Some(vm) = self.vms.get_mut(&number) else { continue };
+            match vm.mode {
+                Mode::Favoured => {
+                    if let Some(mut ended) = vm.check_boost(now) {
+                        let room = vm.account.as_mut().map(|account| {
+                            account.allowance(now, Claim::Bytes, 0, true).unwrap_or(0)
+                        });
+                        let seen = vm.boost.map_or(0, |boost| boost.seen_ns);
+                        if ended == Ended::Budget && room > Some(seen) {
+                            ended = Ended::Neighbours; // it was they who limited it
+                        }
+                        self.end(now, number, ended);
+                    }
+                }
+                Mode::Paying => {
+                    if let Err(why) = vm.pay(now, &mut self.journal, n) {
+                        refuse(vm, why);
+                    }
+                }
+                Mode::Normal => {}
+            }
+        }
+        let waits = self.vms.iter().filter_map(|(number, vm)| Some((*number, vm.waits?)));
+        for (number, (claim, until)) in waits.collect::<Vec<_>>() {
+            if now < until {
+                self.boost(now, number, claim, until);
+            } else if let Some(vm) = self.vms.get_mut(&number) {
+                vm.waits = None;
+            }
+        }
+        let busy = self.vms.values().any(|vm| vm.mode != Mode::Normal);
+        if busy && now >= self.measured_at + nanos(MEASURE) {
+            self.measured_at = now;
+            self.vms.values_mut().for_each(|vm| vm.note_demand(now));
+        }
+        let due = self.judged_at.is_none_or(|at| now >= at + nanos(JUDGE));
+        if due && self.daemon.is_some() {
+            self.judged_at = Some(now);
+            self.judge(now);
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, now: u64, number: u16, ended: Ended) {
+        let n = self.competitors(number);
+        let Some(vm) = self.vms.get_mut(&number).filter(|vm| vm.boost.is_some()) else { return };
+        if let Some(boost) = vm.boost.filter(|_| ended == Ended::Neighbours) {
+            vm.waits = Some((boost.claim, boost.until));
+        }
+        let used = match vm.end(now, &mut self.journal, ended, n) {
+            Ok(used) => used,
+            Err(why) => return refuse(vm, why),
+        };
+        let cpus = vm.cpus.clone();
+        for other in self.vms.values_mut().filter(|other| meet(&cpus, &other.cpus)) {
+            other.row.note(now, used, n);
+        }
+    }
+
+    /// Of the other VMs on its cores: what they owe; whether none has boost; and how long its cores
+    /// may still be favoured in a row.
+    fn neighbours_of(&self, now: u64, number: u16) -> (u64, bool, u64) {
+        let Some(vm) = self.vms.get(&number) else { return (0, true, 0) };
+        let others = self.vms.iter().filter(|(n, it)| **n != number && meet(&vm.cpus, &it.cpus));
+        let accounts: Vec<_> = others.filter_map(|(_, it)| it.account.as_ref()).collect();
+        let unpaid = accounts.iter().map(|account| account.debt_ns()).sum();
+        (unpaid, accounts.is_empty(), vm.row.room(now))
+    }
+
+    /// How many want a core on which this VM may run, itself included.
+    fn competitors(&self, number: u16) -> f64 {
+        let Some(vm) = self.vms.get(&number) else { return 1.0 };
+        let there = self.vms.values().filter(|it| meet(&vm.cpus, &it.cpus));
+        let wanted: f64 = there.map(|it| it.demand.mean()).sum();
+        #[expect(clippy::cast_precision_loss, reason = "few cores")]
+        let cores = vm.cpus.len().max(1) as f64;
+        (wanted / cores).max(1.0)
+    }
+
+    /// Who may be boosted, and by which means.
+    fn judge(&mut self, now: u64) {
+        for vm in self.vms.values_mut() {
+            vm.look(self.hierarchy.as_ref());
+            vm.note_demand(now);
+        }
+        let dirs: Vec<(u16, Option<PathBuf>)> =
+            self.vms.iter().map(|(number, vm)| (*number, vm.dir.clone())).collect();
+        let (worker_cpus, worker_class) = self.worker_terms();
+        for (number, vm) in self.vms.iter_mut().filter(|(_, vm)| vm.account.is_some()) {
+            let others = dirs.iter().filter(|(other, _)| other != number);
+            let others = others.filter_map(|(_, dir)| dir.as_deref());
+            let mut judged = vm.judge(self.hierarchy.as_ref(), others);
+            let above =
+                worker_class.is_some_and(|it| it.is_real_time() && it.priority >= WORKER_PRIORITY);
+            if !above && meet(&worker_cpus, &vm.cpus) {
+                judged =
+                    Err("the daemon's worker may run on its cores: pin them apart (daemon.cpu), \
+                              or set daemon.rt_priority = 2"
+                        .into());
+            }
+            if let Some(why) = &self.refused {
+                judged = Err(why.clone());
+            }
+            match judged {
+                Ok(means) => {
+                    if vm.mode == Mode::Normal {
+                        vm.means = Some(means);
+                    }
+                    if let (Some(account), Some(means)) = (&mut vm.account, &vm.means) {
+                        account.numbers.means = means.label().into();
+                        account.numbers.refused.clear();
+                    }
+                }
+                Err(why) => {
+                    if let Err(e) = vm.set(&mut self.journal, Mode::Normal) {
+                        eprintln!("{}: {e}", vm.name);
+                    }
+                    vm.boost = None;
+                    refuse(vm, why);
+                }
+            }
+        }
+    }
+
+    /// The worker's cores and class.
+    fn worker_terms(&self) -> (Vec<usize>, Option<Class>) {
+        let Some(worker) = &self.worker else { return (Vec::new(), None) };
+        let set = Pid::from_raw(worker.tid).map(|tid| sched_getaffinity(Some(tid)));
+        let Some(Ok(set)) = set else { return (Vec::new(), None) };
+        let cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect();
+        (cpus, worker.thread.stat().ok().map(|stat| stat.class))
+    }
+
+    /// Tells the daemon the accounts that have changed.
+    fn tell(&mut self, now: u64) {
+        if now < self.told_at + nanos(TELL) {
+            return;
+        }
+        self.told_at = now;
+        let competitors: Vec<f64> = self.vms.keys().map(|&vm| self.competitors(vm)).collect();
+        let Some(daemon) = &mut self.daemon else { return };
+        for ((&vm, it), n) in self.vms.iter_mut().zip(competitors) {
+            let Some(account) = &mut it.account else { continue };
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "few")]
+            let percent = (n * 10.0).round() as u64 * 10; // so that it does not change all the time
+            account.numbers.competitors_percent = percent;
+            account.numbers.unpaid_us = account.debt_ns() / 1000;
+            daemon.tell(vm, &account.numbers);
+        }
+    }
+
+    fn forget(&mut self, number: u16) {
+        if let Some(mut vm) = self.vms.remove(&number)
+            && let Err(e) = vm.set(&mut self.journal, Mode::Normal)
+        {
+            eprintln!("{}: {e}", vm.name);
+        }
+    }
+
+    /// Nobody is favoured, and nobody pays.
+    fn take_back(&mut self) {
+        let now = self.now();
+        for vm in self.vms.values_mut() {
+            vm.waits = None;
+            if let Err(e) = vm.end(now, &mut self.journal, Ended::TakenBack, 1.0) {
+                eprintln!("{}: {e}", vm.name);
+            }
+            if let Err(e) = vm.set(&mut self.journal, Mode::Normal) {
+                eprintln!("{}: {e}", vm.name);
+            }
+        }
+    }
+
+    /// Nothing of the daemon's orders holds any more.
+    fn lose_daemon(&mut self) {
+        self.take_back();
+        self.vms.clear();
+        self.daemon = None;
+        if let Some(Worker { given: Some(place), thread, .. }) = self.worker.take() {
+            if let Ok(stat) = thread.stat()
+                && let Err(e) = Entry::of_thread(thread.id, stat.class).take_back()
+            {
+                eprintln!("the worker: {e}");
+            }
+            self.journal.clear(place);
+        }
+    }
+}
+
+/// It is not boosted, for this reason.
+fn refuse(vm: &mut Vm, why: String) {
+    if let Some(account) = &mut vm.account
+        && account.numbers.refused != why
+    {
+        eprintln!("{} is not boosted: {why}", vm.name);
+        account.numbers.refused = why;
+    }
+}
+
+fn meet(a: &[usize], b: &[usize]) -> bool {
+    a.iter().any(|cpu| b.contains(cpu))
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl Report {
+    /// As it is sent.
+    fn packet(&self) -> Vec<u8> {
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+}

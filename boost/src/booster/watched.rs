@@ -1,0 +1,67 @@
+//! The watcher, as the booster sees it: a child that gets a beat, and has to send one.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use rustix::event::{PollFd, PollFlags};
+use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use super::nanos;
+use crate::watcher::{beat, hears};
+use crate::{BEAT, SILENCE_MAX};
+
+#[derive(Debug)]
+pub(super) struct Watched {
+    child: Child,
+    pidfd: OwnedFd,
+    to: OwnedFd,
+    from: OwnedFd,
+    beat_at: u64,
+    heard_at: u64,
+}
+
+impl Watched {
+    /// Starts the watcher of this process.
+    pub(super) fn start(journal: &Path) -> Result<Self> {
+        let mut command = Command::new("/proc/self/exe");
+        command.arg("--watch").arg(std::process::id().to_string()).arg("--journal").arg(journal);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().context("the watcher cannot be started")?;
+        let to: OwnedFd = child.stdin.take().context("its input")?.into();
+        let from: OwnedFd = child.stdout.take().context("its output")?.into();
+        fcntl_setfl(&to, OFlags::NONBLOCK)?;
+        fcntl_setfl(&from, OFlags::NONBLOCK)?;
+        let pid = Pid::from_child(&child);
+        let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+        // It has to be there before anything is favoured.
+        let mut fds = [PollFd::new(&from, PollFlags::IN)];
+        rustix::event::poll(&mut fds, None)?;
+        Ok(Self { child, pidfd, to, from, beat_at: 0, heard_at: u64::MAX })
+    }
+
+    pub(super) fn poll_fds(&self) -> [PollFd<'_>; 1] {
+        [PollFd::new(&self.pidfd, PollFlags::IN)]
+    }
+
+    /// Sends a beat, and listens. Errors: the watcher has ended, or stands; it is dead then.
+    pub(super) fn check(&mut self, now: u64) -> Result<()> {
+        if now >= self.beat_at + nanos(BEAT) {
+            self.beat_at = now;
+            beat(self.to.as_fd());
+        }
+        if hears(self.from.as_fd()) || self.heard_at == u64::MAX {
+            self.heard_at = now;
+        }
+        if let Some(status) = self.child.try_wait()? {
+            bail!("the watcher has ended: {status}");
+        }
+        if now > self.heard_at + nanos(SILENCE_MAX) {
+            let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+            bail!("the watcher stands");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,401 @@
+//! The accounts: who may be favoured, for how long, and when it has paid back (BST-01, BST-02).
+//!
+//! Sans-IO: times are arguments, in nanoseconds of one monotonic clock. A VM's **tokens** are its
+//! budget. Its **debt** is the favoured CPU time that is not paid back. With `n` competitors for a
+//! core, a fair share of it is 1/n: a VM that ran for D while it was favoured had D (n-1)/n more
+//! than its share. While it pays it gets next to nothing: a wall time of D (n-1), of which its
+//! share would have been D (n-1)/n, makes it even. `n` is measured: the sum of what all VMs on the
+//! core use and wait for, over the last second. Without competition nobody pays, and nothing is
+//! owed.
+
+use crate::protocol::{Budget, Claim};
+
+/// Favoured CPU time on one core that is not paid back, of all VMs together.
+pub const UNPAID_MAX_NS: u64 = 20_000_000;
+/// Favoured CPU time on one core in a row; then its neighbours have a turn.
+pub const ROW_MAX_NS: u64 = 10_000_000;
+/// A neighbour's turn: a slice of the default class, which is at most 2.8 to 4 ms (`base_slice_ns`).
+pub const SLICE_NS: u64 = 4_000_000;
+/// A boost that could not be longer does not begin.
+pub const LEAST_NS: u64 = 500_000;
+/// Boosts end when the threads have slept longer.
+pub const SLEEP_MAX_NS: u64 = 1_000_000;
+/// Ends that are remembered, and how many of them may be waste.
+pub const ENDS: u32 = 32;
+/// A quarter of them.
+pub const WASTE_MAX: u32 = 8;
+/// No boost for so long after that.
+pub const REST_NS: u64 = 10_000_000_000;
+/// Fewer competitors than this are none.
+pub const COMPETITION_MIN: f64 = 1.05;
+
+/// Why a boost ended.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Ended {
+    /// The daemon said so, or the time for reading was over.
+    Served,
+    /// The guest had not acknowledged in time.
+    Time,
+    /// The budget is empty.
+    Budget,
+    /// The threads slept.
+    Slept,
+    /// The core's neighbours have a turn, or are owed too much.
+    Neighbours,
+    /// Something failed, or somebody is gone.
+    TakenBack,
+}
+
+impl Ended {
+    const fn is_waste(self) -> bool {
+        matches!(self, Self::Time | Self::Budget)
+    }
+}
+
+/// Why a boost does not begin now.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Wait {
+    /// The budget, or the half of it that this claim may have, is used up.
+    Empty,
+    /// Boosts were learned to be waste.
+    Rests,
+    /// Too much is owed on the core, or it is the neighbours' turn.
+    Neighbours,
+}
+
+/// The account of one VM.
+#[derive(Clone, Debug)]
+pub struct Account {
+    budget_ns: u64,
+    window_ns: u64,
+    tokens_ns: u64,
+    refilled_at: u64,
+    debt_ns: u64,
+    /// The last ends, newest lowest; a bit is one that was waste.
+    ends: u32,
+    rests_until: u64,
+    /// Its numbers for operators.
+    pub numbers: crate::protocol::Account,
+}
+
+impl Account {
+    /// A full bucket.
+    #[must_use]
+    pub fn new(now: u64, budget: Budget) -> Self {
+        Self {
+            budget_ns: budget.cpu_us.saturating_mul(1000),
+            window_ns: budget.window_us.saturating_mul(1000).max(1),
+            tokens_ns: budget.cpu_us.saturating_mul(1000),
+            refilled_at: now,
+            debt_ns: 0,
+            ends: 0,
+            rests_until: 0,
+            numbers: crate::protocol::Account::default(),
+        }
+    }
+
+    /// Favoured CPU time that is not paid back.
+    #[must_use]
+    pub const fn debt_ns(&self) -> u64 {
+        self.debt_ns
+    }
+
+    /// Its whole budget.
+    #[must_use]
+    pub const fn budget_ns(&self) -> u64 {
+        self.budget_ns
+    }
+
+    /// CPU time for which a boost for `claim` may favour it now, on a core where `unpaid_ns` are
+    /// owed by others; `alone`: no other VM there has boost.
+    ///
+    /// # Errors
+    /// It may not be favoured.
+    pub fn allowance(
+        &mut self,
+        now: u64,
+        claim: Claim,
+        unpaid_ns: u64,
+        alone: bool,
+    ) -> Result<u64, Wait> {
+        if now < self.rests_until {
+            return Err(Wait::Rests);
+        }
+        self.refill(now);
+        let kept = if claim == Claim::Turn { self.budget_ns / 2 } else { 0 };
+        let tokens = self.tokens_ns.saturating_sub(kept);
+        if tokens < LEAST_NS {
+            return Err(Wait::Empty);
+        }
+        let limit = if alone { UNPAID_MAX_NS.max(self.budget_ns) } else { UNPAID_MAX_NS };
+        let room = limit.saturating_sub(unpaid_ns + self.debt_ns);
+        if room < LEAST_NS {
+            return Err(Wait::Neighbours);
+        }
+        Ok(tokens.min(room))
+    }
+
+    /// It ran for `cpu_ns` while it was favoured, with `n` competitors.
+    pub fn spend(&mut self, now: u64, cpu_ns: u64, n: f64) {
+        self.refill(now);
+        self.tokens_ns = self.tokens_ns.saturating_sub(cpu_ns);
+        self.numbers.favoured_us += cpu_ns / 1000;
+        if n >= COMPETITION_MIN {
+            self.debt_ns += cpu_ns;
+        }
+    }
+
+    /// It paid for `wall_ns`, in which it ran for `cpu_ns`, with `n` competitors. `true`: it is
+    /// even.
+    pub fn pay(&mut self, wall_ns: u64, cpu_ns: u64, n: f64) -> bool {
+        if n < COMPETITION_MIN {
+            self.debt_ns = 0;
+        }
+        #[expect(clippy::cast_precision_loss, reason = "milliseconds are far below 2^52 ns")]
+        let paid = ((wall_ns as f64 - n * cpu_ns as f64) / (n - 1.0)).max(0.0);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is not")]
+        let paid = paid as u64;
+        self.debt_ns = self.debt_ns.saturating_sub(paid);
+        self.debt_ns == 0
+    }
+
+    /// A boost ended.
+    pub fn end(&mut self, now: u64, ended: Ended) {
+        let numbers = &mut self.numbers;
+        match ended {
+            Ended::Served | Ended::TakenBack => {}
+            Ended::Time => numbers.ended_by_time += 1,
+            Ended::Budget => numbers.ended_by_budget += 1,
+            Ended::Slept => numbers.ended_by_sleep += 1,
+            Ended::Neighbours => numbers.waits += 1,
+        }
+        if ended == Ended::TakenBack {
+            return;
+        }
+        self.ends = self.ends << 1 | u32::from(ended.is_waste());
+        if self.ends.count_ones() > WASTE_MAX {
+            self.ends = 0;
+            self.rests_until = now + REST_NS;
+            self.numbers.rests += 1;
+        }
+    }
+
+    /// A boost did not begin.
+    pub fn wait(&mut self, wait: Wait) {
+        match wait {
+            Wait::Empty => self.numbers.empty += 1,
+            Wait::Neighbours => self.numbers.waits += 1,
+            Wait::Rests => {}
+        }
+    }
+
+    fn refill(&mut self, now: u64) {
+        let passed = u128::from(now.saturating_sub(self.refilled_at));
+        let gained = passed * u128::from(self.budget_ns) / u128::from(self.window_ns);
+        if gained == 0 {
+            return; // so that short spans add up
+        }
+        let gained = u64::try_from(gained).unwrap_or(u64::MAX);
+        self.tokens_ns = self.tokens_ns.saturating_add(gained).min(self.budget_ns);
+        self.refilled_at = now;
+    }
+}
+
+/// Favoured CPU time in a row on the cores of a VM, so that a neighbour waits at most
+/// [`ROW_MAX_NS`] longer.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Row {
+    favoured_ns: u64,
+    last_at: u64,
+    turn_until: u64,
+}
+
+impl Row {
+    /// CPU time that may be favoured now; none while the neighbours have their turn.
+    #[must_use]
+    pub fn room(&self, now: u64) -> u64 {
+        if now < self.turn_until {
+            return 0;
+        }
+        if now.saturating_sub(self.last_at) >= SLICE_NS {
+            return ROW_MAX_NS; // they have had one
+        }
+        ROW_MAX_NS.saturating_sub(self.favoured_ns)
+    }
+
+    /// So much was favoured until now, with `n` competitors.
+    pub fn note(&mut self, now: u64, cpu_ns: u64, n: f64) {
+        if now.saturating_sub(self.last_at) >= SLICE_NS + cpu_ns {
+            self.favoured_ns = 0;
+        }
+        self.favoured_ns += cpu_ns;
+        self.last_at = now;
+        if self.favoured_ns + LEAST_NS > ROW_MAX_NS {
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "few")]
+            let neighbours = (n - 1.0).clamp(1.0, 64.0).ceil() as u64;
+            self.turn_until = now + SLICE_NS * neighbours;
+            self.favoured_ns = 0;
+        }
+    }
+}
+
+/// What a thread uses of a core and waits for, over about a second.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Demand {
+    last: Option<(u64, u64)>,
+    mean: f64,
+}
+
+impl Demand {
+    /// At `now` it had used and waited for `sum_ns` since it began; `first`: what it seems to want
+    /// as long as nothing else is known, 0 or 1.
+    pub fn note(&mut self, now: u64, sum_ns: u64, first: f64) {
+        let Some((at, before)) = self.last.replace((now, sum_ns)) else {
+            self.mean = first;
+            return;
+        };
+        #[expect(clippy::cast_precision_loss, reason = "differences are far below 2^52 ns")]
+        let (span, used) = (now.saturating_sub(at) as f64, sum_ns.saturating_sub(before) as f64);
+        if span > 0.0 {
+            let weight = (span / 1e9).min(1.0);
+            // The kernel counts a wait when it is over: a span may have those of the one before.
+            self.mean += weight * ((used / span).min(4.0) - self.mean);
+        }
+    }
+
+    /// Cores that it wants.
+    #[must_use]
+    pub const fn mean(&self) -> f64 {
+        self.mean
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn account() -> Account {
+        Account::new(0, Budget { cpu_us: 15_000, window_us: 90_000 })
+    }
+
+    #[test]
+    fn bst_02_a_budget_is_a_bucket_of_rate_b_by_w_and_depth_b() {
+        let mut it = account();
+        assert_eq!(it.allowance(0, Claim::Bytes, 0, true), Ok(15 * MS));
+        it.spend(0, 15 * MS, 1.0);
+        assert_eq!(it.allowance(0, Claim::Bytes, 0, true), Err(Wait::Empty));
+        assert_eq!(it.allowance(30 * MS, Claim::Bytes, 0, true), Ok(5 * MS));
+        assert_eq!(it.allowance(90 * MS, Claim::Bytes, 0, true), Ok(15 * MS));
+        assert_eq!(it.allowance(900 * MS, Claim::Bytes, 0, true), Ok(15 * MS), "no more than B");
+        assert_eq!(it.numbers.favoured_us, 15_000);
+    }
+
+    #[test]
+    fn bst_02_looking_often_does_not_lose_tokens() {
+        let mut it = account();
+        it.spend(0, 15 * MS, 1.0);
+        for at in 0..30 * MS / 7 {
+            it.refill(at * 7);
+        }
+        assert_eq!(it.allowance(30 * MS, Claim::Bytes, 0, true).unwrap().div_ceil(MS), 5);
+    }
+
+    #[test]
+    fn bst_01_half_of_the_budget_is_for_bytes() {
+        let mut it = account();
+        assert_eq!(it.allowance(0, Claim::Turn, 0, true), Ok(7_500_000));
+        it.spend(0, 7_500_000, 1.0);
+        assert_eq!(it.allowance(0, Claim::Turn, 0, true), Err(Wait::Empty));
+        assert_eq!(it.allowance(0, Claim::Bytes, 0, true), Ok(7_500_000));
+        assert_eq!(it.allowance(0, Claim::Reading, 0, true), Ok(7_500_000));
+    }
+
+    #[test]
+    fn bst_02_what_all_owe_on_a_core_is_bounded() {
+        let mut it = account();
+        assert_eq!(it.allowance(0, Claim::Bytes, 12 * MS, false), Ok(8 * MS));
+        it.spend(0, 8 * MS, 3.0);
+        assert_eq!(it.debt_ns(), 8 * MS, "all of it");
+        assert_eq!(it.allowance(0, Claim::Bytes, 12 * MS, false), Err(Wait::Neighbours));
+        let mut alone = Account::new(0, Budget { cpu_us: 30_000, window_us: 90_000 });
+        assert_eq!(alone.allowance(0, Claim::Bytes, 0, true), Ok(30 * MS));
+        assert_eq!(alone.allowance(0, Claim::Bytes, 0, false), Ok(20 * MS));
+    }
+
+    #[test]
+    fn bst_02_with_n_competitors_a_debt_costs_n_minus_1_times_its_length() {
+        for n in [2, 3, 5_u32] {
+            let mut it = account();
+            it.spend(0, 6 * MS, n.into());
+            for ms in 1..=6 * (n - 1) {
+                assert_eq!(it.pay(MS, 0, n.into()), ms == 6 * (n - 1), "{n}: {ms}");
+            }
+        }
+        // What it got while it paid is not paid.
+        let mut it = account();
+        it.spend(0, 6 * MS, 2.0);
+        assert!(!it.pay(6 * MS, MS, 2.0));
+        assert_eq!(it.debt_ns(), 2 * MS);
+        assert!(!it.pay(6 * MS, 6 * MS, 2.0), "it had the core");
+        assert_eq!(it.debt_ns(), 2 * MS);
+        // And nobody is there to be paid.
+        assert!(it.pay(0, 0, 1.0));
+        it.spend(0, MS, 1.0);
+        assert_eq!(it.debt_ns(), 0);
+    }
+
+    #[test]
+    fn bst_01_a_quarter_of_waste_stops_boosts_for_ten_seconds() {
+        let mut it = account();
+        let wastes = |it: &mut Account, ended, times| {
+            for _ in 0..times {
+                it.end(0, ended);
+            }
+        };
+        wastes(&mut it, Ended::Time, 4);
+        wastes(&mut it, Ended::Served, 24);
+        wastes(&mut it, Ended::Budget, 4);
+        wastes(&mut it, Ended::TakenBack, 40);
+        assert_eq!(it.numbers.rests, 0);
+        wastes(&mut it, Ended::Slept, 4); // the first four are forgotten
+        wastes(&mut it, Ended::Time, 4);
+        assert_eq!(it.numbers.rests, 0);
+        wastes(&mut it, Ended::Budget, 1);
+        assert_eq!(it.numbers.rests, 1);
+        assert_eq!(it.allowance(REST_NS - 1, Claim::Bytes, 0, true), Err(Wait::Rests));
+        assert_eq!(it.allowance(REST_NS, Claim::Bytes, 0, true), Ok(15 * MS));
+        let numbers = &it.numbers;
+        assert_eq!((numbers.ended_by_time, numbers.ended_by_budget), (8, 5));
+    }
+
+    #[test]
+    fn bst_02_after_ten_milliseconds_in_a_row_each_neighbour_has_a_slice() {
+        let mut row = Row::default();
+        let at = 100 * MS;
+        assert_eq!(row.room(at), ROW_MAX_NS);
+        row.note(at + 6 * MS, 6 * MS, 3.0);
+        assert_eq!(row.room(at + 7 * MS), 4 * MS);
+        row.note(at + 11 * MS, 4 * MS, 3.0);
+        assert_eq!(row.room(at + 11 * MS), 0);
+        assert_eq!(row.room(at + 19 * MS - 1), 0);
+        assert_eq!(row.room(at + 19 * MS), ROW_MAX_NS);
+        // A slice without a boost ends a row.
+        row.note(at + 40 * MS, 6 * MS, 3.0);
+        assert_eq!(row.room(at + 44 * MS), ROW_MAX_NS);
+        row.note(at + 50 * MS, 6 * MS, 3.0);
+        assert_eq!(row.room(at + 50 * MS), 4 * MS);
+    }
+
+    #[test]
+    fn bst_02_competitors_are_those_who_use_the_core_or_wait_for_it() {
+        let mut demand = Demand::default();
+        demand.note(0, 0, 1.0);
+        assert!((demand.mean() - 1.0).abs() < 1e-9);
+        for tenth in 1..=50 {
+            demand.note(tenth * 100 * MS, tenth * 50 * MS, 1.0);
+        }
+        assert!((demand.mean() - 0.5).abs() < 0.01, "{}", demand.mean());
+    }
+}

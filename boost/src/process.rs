@@ -1,0 +1,223 @@
+//! What `/proc` tells of a VMM: its vCPU threads, and what they do (BST-05).
+
+use std::fs::{File, read_dir, read_to_string};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::Timespec;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::sys::Class;
+
+/// Beginnings of the names of vCPU threads: QEMU (with `debug-threads=on`), Cloud Hypervisor,
+/// Firecracker, crosvm.
+const NAMES: [&str; 4] = ["CPU ", "vcpu", "fc_vcpu", "crosvm_vcpu"];
+
+/// A process that is the one that it was when it was opened.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pid: i32,
+    pidfd: OwnedFd,
+}
+
+impl Process {
+    pub(crate) fn open(pid: i32) -> io::Result<Self> {
+        let id = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(Self { pid, pidfd: pidfd_open(id, PidfdFlags::empty())? })
+    }
+
+    /// It has not ended.
+    pub(crate) fn is_alive(&self) -> bool {
+        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
+    }
+
+    /// Its vCPUs' threads, and whether they come and go. `cgroup`: those in it, else by name, else
+    /// those of a user-mode Linux. Errors: words for the operator.
+    pub(crate) fn vcpus(&self, cgroup: Option<&Path>) -> Result<(Vec<Identity>, bool), String> {
+        let tasks = tasks(self.pid).map_err(|e| format!("its threads cannot be read: {e}"))?;
+        if let Some(dir) = cgroup {
+            let listed = members(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+            let own = tasks.iter().filter(|it| listed.contains(&it.tid));
+            let own: Vec<_> = own.map(Identity::of).collect();
+            return if own.is_empty() {
+                Err(format!("{} has no thread of process {}", dir.display(), self.pid))
+            } else {
+                Ok((own, false))
+            };
+        }
+        let named = |it: &&Stat| NAMES.iter().any(|name| it.comm.starts_with(name));
+        let vcpus: Vec<_> = tasks.iter().filter(named).map(Identity::of).collect();
+        if !vcpus.is_empty() {
+            return Ok((vcpus, false));
+        }
+        let traced = traced_children(self.pid);
+        if traced.is_empty() {
+            return Err(
+                "no vCPU threads are found: run QEMU with -name NAME,debug-threads=on, or \
+                        set vm.vcpu_cgroup"
+                    .into(),
+            );
+        }
+        let kernel = tasks.iter().filter(|it| it.tid == self.pid);
+        Ok((kernel.chain(&traced).map(Identity::of).collect(), true))
+    }
+}
+
+/// A thread, and when it began.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Identity {
+    pub(crate) pid: i32,
+    pub(crate) tid: i32,
+    /// In clock ticks after the boot.
+    pub(crate) start: u64,
+}
+
+impl Identity {
+    fn of(stat: &Stat) -> Self {
+        Self { pid: stat.pid, tid: stat.tid, start: stat.start }
+    }
+}
+
+/// Of a line of `stat` (proc(5)).
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct Stat {
+    pub(crate) pid: i32,
+    pub(crate) tid: i32,
+    pub(crate) comm: String,
+    pub(crate) state: char,
+    pub(crate) nice: i32,
+    pub(crate) start: u64,
+    pub(crate) class: Class,
+}
+
+impl Stat {
+    /// Of any thread.
+    pub(crate) fn of(tid: i32) -> io::Result<Self> {
+        parse(tid, &read_to_string(format!("/proc/{tid}/stat"))?)
+    }
+
+    /// It runs or waits for a core.
+    pub(crate) const fn is_runnable(&self) -> bool {
+        self.state == 'R'
+    }
+}
+
+fn parse(pid: i32, line: &str) -> io::Result<Stat> {
+    let stat = || {
+        let (front, back) = line.rsplit_once(')')?;
+        let (tid, comm) = front.split_once(" (")?;
+        let fields: Vec<&str> = back.split_whitespace().collect();
+        let field = |nth: usize| fields.get(nth - 3).copied(); // as proc(5) counts
+        let class = Class { policy: field(41)?.parse().ok()?, priority: field(40)?.parse().ok()? };
+        Some(Stat {
+            pid,
+            tid: tid.parse().ok()?,
+            comm: comm.to_owned(),
+            state: field(3)?.chars().next()?,
+            nice: field(19)?.parse().ok()?,
+            start: field(22)?.parse().ok()?,
+            class,
+        })
+    };
+    stat().ok_or_else(|| io::Error::other("a line of stat has another form"))
+}
+
+/// All threads of a process.
+fn tasks(pid: i32) -> io::Result<Vec<Stat>> {
+    let mut stats = Vec::new();
+    for entry in read_dir(format!("/proc/{pid}/task"))? {
+        // One may have ended meanwhile.
+        let Ok(line) = read_to_string(entry?.path().join("stat")) else { continue };
+        stats.push(parse(pid, &line)?);
+    }
+    Ok(stats)
+}
+
+/// Threads in a cgroup: `cgroup.threads`, in version 1 `tasks`.
+fn members(dir: &Path) -> io::Result<Vec<i32>> {
+    let text = read_to_string(dir.join("cgroup.threads"))
+        .or_else(|_| read_to_string(dir.join("tasks")))?;
+    Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
+}
+
+/// A user-mode Linux traces the processes in which its programs run.
+fn traced_children(pid: i32) -> Vec<Stat> {
+    let children = read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    let traced = |child: &i32| {
+        let status = read_to_string(format!("/proc/{child}/status")).unwrap_or_default();
+        let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
+        tracer.is_some_and(|tracer| tracer.trim().parse() == Ok(pid))
+    };
+    let children = children.split_whitespace().filter_map(|child| child.parse().ok());
+    children.filter(traced).filter_map(|child| Stat::of(child).ok()).collect()
+}
+
+/// An open thread: its files are of this one, even if its number is given to another.
+#[derive(Debug)]
+pub(crate) struct Thread {
+    pub(crate) id: Identity,
+    stat: File,
+    schedstat: File,
+}
+
+impl Thread {
+    /// Errors: it is gone, or is another one.
+    pub(crate) fn open(id: Identity) -> io::Result<Self> {
+        let open = |name| File::open(format!("/proc/{}/task/{}/{name}", id.pid, id.tid));
+        let thread = Self { id, stat: open("stat")?, schedstat: open("schedstat")? };
+        if thread.stat()?.start == id.start {
+            Ok(thread)
+        } else {
+            Err(io::Error::other("another thread has its number"))
+        }
+    }
+
+    pub(crate) fn stat(&self) -> io::Result<Stat> {
+        parse(self.id.pid, &read(&self.stat)?)
+    }
+
+    /// Nanoseconds that it has used, and that it has waited for a core. A running thread's are
+    /// those of the last tick; a change of its class brings them up to date.
+    pub(crate) fn used_and_waited(&self) -> io::Result<(u64, u64)> {
+        let text = read(&self.schedstat)?;
+        let mut words = text.split_whitespace().map_while(|word| word.parse().ok());
+        let two = words.next().zip(words.next());
+        two.ok_or_else(|| io::Error::other("schedstat has another form"))
+    }
+}
+
+fn read(file: &File) -> io::Result<String> {
+    let mut buf = [0; 1024];
+    let len = file.read_at(&mut buf, 0)?;
+    Ok(String::from_utf8_lossy(&buf[..len]).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_stat_is_read_whatever_the_name_is() {
+        let line = "77 (CPU 0/) K (VM) R 1 2 3 0 -1 4194304 0 0 0 0 5 6 0 0 20 -5 3 0 4711 0 0 \
+                    0 0 0 0 0 0 0 0 0 0 0 0 0 17 1 1 2 0 0 0";
+        let stat = parse(70, line).unwrap();
+        assert_eq!((stat.pid, stat.tid, stat.comm.as_str()), (70, 77, "CPU 0/) K (VM"));
+        assert_eq!((stat.state, stat.nice, stat.start), ('R', -5, 4711));
+        assert_eq!(stat.class, Class::round_robin(1));
+        assert!(parse(70, "77 (a) R 1 2").is_err());
+    }
+
+    #[test]
+    fn a_thread_is_the_one_that_began_then() {
+        let own = std::process::id().cast_signed();
+        let stat = Stat::of(own).unwrap();
+        let id = Identity::of(&stat);
+        let (used, _) = Thread::open(id).unwrap().used_and_waited().unwrap();
+        assert!(used > 0);
+        assert!(Thread::open(Identity { start: id.start + 1, ..id }).is_err());
+    }
+}

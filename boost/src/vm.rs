@@ -1,0 +1,299 @@
+//! A VM, as the booster sees it.
+
+use std::path::{Path, PathBuf};
+
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_getaffinity};
+
+use crate::favour::{Mode, Vcpu, Weighed, weigh};
+use crate::journal::{Journal, check_plain};
+use crate::layout::{Hierarchy, Means};
+use crate::policy::{Account, Demand, Ended, Row, SLEEP_MAX_NS};
+use crate::process::{Process, Thread};
+use crate::protocol::{Budget, Claim};
+
+/// A boost that lasts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Boost {
+    pub(crate) claim: Claim,
+    pub(crate) until: u64,
+    /// CPU time that it may take.
+    pub(crate) allowance_ns: u64,
+    /// That it has taken, as far as its threads' states tell: accounts have the exact time.
+    pub(crate) seen_ns: u64,
+    pub(crate) looked_at: u64,
+    pub(crate) awake_at: u64,
+    /// CPU time of its threads at the beginning.
+    used_before: u64,
+}
+
+/// See the module doc.
+#[derive(Debug)]
+pub(crate) struct Vm {
+    pub(crate) name: String,
+    process: Option<Process>,
+    cgroup: Option<PathBuf>,
+    pub(crate) account: Option<Account>,
+    vcpus: Vec<Vcpu>,
+    comes_and_goes: bool,
+    /// Cores on which its threads may run.
+    pub(crate) cpus: Vec<usize>,
+    /// The cgroup in which its threads compete.
+    pub(crate) dir: Option<PathBuf>,
+    /// Until when it is refused, because a boost failed for this reason.
+    pub(crate) failed: Option<(u64, String)>,
+    /// Why its threads are not known.
+    missing: Option<String>,
+    pub(crate) means: Option<Means>,
+    weighed: Option<Weighed>,
+    pub(crate) row: Row,
+    pub(crate) demand: Demand,
+    pub(crate) mode: Mode,
+    pub(crate) boost: Option<Boost>,
+    /// What it wants, while its neighbours have a turn.
+    pub(crate) waits: Option<(Claim, u64)>,
+    /// Since when it pays, and the CPU time of its threads then.
+    paying: (u64, u64),
+}
+
+impl Vm {
+    pub(crate) fn new(
+        now: u64,
+        name: String,
+        pid: i32,
+        budget: Option<Budget>,
+        cgroup: Option<PathBuf>,
+    ) -> Self {
+        Self {
+            name,
+            process: Process::open(pid).ok(),
+            cgroup,
+            account: budget.map(|budget| Account::new(now, budget)),
+            vcpus: Vec::new(),
+            comes_and_goes: false,
+            cpus: Vec::new(),
+            dir: None,
+            failed: None,
+            missing: None,
+            means: None,
+            weighed: None,
+            row: Row::default(),
+            demand: Demand::default(),
+            mode: Mode::Normal,
+            boost: None,
+            waits: None,
+            paying: (now, 0),
+        }
+    }
+
+    /// Finds its threads, and where they run.
+    pub(crate) fn look(&mut self, hierarchy: Option<&Hierarchy>) {
+        let alive = |process: &&Process| process.is_alive();
+        let Some(process) = self.process.as_ref().filter(alive) else {
+            self.vcpus.clear();
+            self.missing = Some("no VMM is connected".into());
+            return;
+        };
+        let (ids, comes_and_goes) = match process.vcpus(self.cgroup.as_deref()) {
+            Ok(found) => found,
+            Err(why) => {
+                self.missing = Some(why);
+                return;
+            }
+        };
+        self.missing = None;
+        self.comes_and_goes = comes_and_goes;
+        // A thread that has ended is as before: the next change of mode forgets it.
+        self.vcpus.retain(|vcpu| ids.contains(&vcpu.thread.id) || self.mode != Mode::Normal);
+        for id in ids {
+            if !self.vcpus.iter().any(|vcpu| vcpu.thread.id == id)
+                && let Ok(thread) = Thread::open(id)
+            {
+                self.vcpus.push(Vcpu::new(thread));
+            }
+        }
+        self.cpus.clear();
+        for vcpu in &self.vcpus {
+            let set = Pid::from_raw(vcpu.thread.id.tid).map(|tid| sched_getaffinity(Some(tid)));
+            if let Some(Ok(set)) = set {
+                self.cpus.extend((0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)));
+            }
+        }
+        self.cpus.sort_unstable();
+        self.cpus.dedup();
+        self.dir = self
+            .vcpus
+            .first()
+            .and_then(|vcpu| hierarchy?.dir_of_thread(vcpu.thread.id.pid, vcpu.thread.id.tid));
+    }
+
+    /// Before a boost: of a user-mode Linux, the processes that there are now.
+    pub(crate) fn look_anew(&mut self, hierarchy: Option<&Hierarchy>) {
+        if self.comes_and_goes && self.mode == Mode::Normal {
+            self.look(hierarchy);
+        }
+    }
+
+    /// It and its threads may be favoured, by the means that are returned. Errors: words for the
+    /// operator. `others`: where the threads of other VMs compete.
+    pub(crate) fn judge<'a>(
+        &self,
+        hierarchy: Option<&Hierarchy>,
+        others: impl Iterator<Item = &'a Path>,
+    ) -> Result<Means, String> {
+        if let Some(why) = &self.missing {
+            return Err(why.clone());
+        }
+        let (Some(hierarchy), Some(dir)) = (hierarchy, &self.dir) else {
+            return Err("there is no cgroup hierarchy with the cpu controller".into());
+        };
+        let pids: Vec<i32> = self.vcpus.iter().map(|vcpu| vcpu.thread.id.pid).collect();
+        for vcpu in &self.vcpus {
+            let id = vcpu.thread.id;
+            let own = hierarchy.dir_of_thread(id.pid, id.tid);
+            if let Some(dir) = own.and_then(|dir| hierarchy.quota(&dir)) {
+                return Err(format!("{} has a CPU quota", dir.display()));
+            }
+            if self.mode == Mode::Normal
+                && let Ok(stat) = vcpu.thread.stat()
+            {
+                check_plain(&stat, false)?;
+            }
+        }
+        hierarchy.means(dir, &|pid| pids.contains(&pid), others)
+    }
+
+    /// CPU time that its threads have used, and that they have waited, together.
+    fn used_and_waited(&self) -> (u64, u64) {
+        let of = |vcpu: &Vcpu| vcpu.thread.used_and_waited().unwrap_or_default();
+        let sums = self.vcpus.iter().map(of);
+        sums.fold((0, 0), |(used, waited), it| (used + it.0, waited + it.1))
+    }
+
+    /// Its part in the competition for cores.
+    pub(crate) fn note_demand(&mut self, now: u64) {
+        let (used, waited) = self.used_and_waited();
+        let runnable = self.runnable();
+        #[expect(clippy::cast_precision_loss, reason = "few threads")]
+        self.demand.note(now, used + waited, runnable as f64);
+    }
+
+    /// How many of its threads run or wait for a core.
+    fn runnable(&self) -> usize {
+        let is = |vcpu: &&Vcpu| vcpu.thread.stat().is_ok_and(|stat| stat.is_runnable());
+        self.vcpus.iter().filter(is).count()
+    }
+
+    pub(crate) fn begin(
+        &mut self,
+        now: u64,
+        journal: &mut Journal,
+        claim: Claim,
+        until: u64,
+        allowance_ns: u64,
+    ) -> Result<(), String> {
+        // Of several vCPUs those that could run; if all sleep, whichever is woken.
+        let runnable = if self.vcpus.len() > 1 { self.runnable() } else { 0 };
+        self.settle_payment(now);
+        for vcpu in &mut self.vcpus {
+            if runnable == 0 || vcpu.thread.stat().is_ok_and(|stat| stat.is_runnable()) {
+                let favours = matches!(self.means, Some(Means::Nice));
+                if favours && let Err(why) = vcpu.set(journal, Mode::Favoured) {
+                    self.mode = Mode::Favoured; // others may be
+                    let back = self.set(journal, Mode::Normal);
+                    return back.and(Err(why));
+                }
+            }
+        }
+        if let Some(means) = &self.means {
+            weigh(journal, means, &mut self.weighed, Mode::Favoured)?;
+        }
+        self.mode = Mode::Favoured;
+        self.boost = Some(Boost {
+            claim,
+            until,
+            allowance_ns,
+            seen_ns: 0,
+            looked_at: now,
+            awake_at: now,
+            used_before: self.used_and_waited().0,
+        });
+        Ok(())
+    }
+
+    /// Looks at a boost that lasts: why it should end.
+    pub(crate) fn check_boost(&mut self, now: u64) -> Option<Ended> {
+        let runnable = self.runnable();
+        let boost = self.boost.as_mut()?;
+        // A favoured thread that is runnable runs.
+        let span = now.saturating_sub(boost.looked_at) * u64::try_from(runnable).unwrap_or(1);
+        boost.looked_at = now;
+        boost.seen_ns += span;
+        if runnable > 0 {
+            boost.awake_at = now;
+        }
+        if now >= boost.until {
+            let served = boost.claim == Claim::Reading;
+            return Some(if served { Ended::Served } else { Ended::Time });
+        }
+        if boost.seen_ns >= boost.allowance_ns {
+            return Some(Ended::Budget);
+        }
+        (now.saturating_sub(boost.awake_at) > SLEEP_MAX_NS).then_some(Ended::Slept)
+    }
+
+    /// A boost ends; the CPU time that it took.
+    pub(crate) fn end(
+        &mut self,
+        now: u64,
+        journal: &mut Journal,
+        ended: Ended,
+        n: f64,
+    ) -> Result<u64, String> {
+        let Some(boost) = self.boost.take() else { return Ok(0) };
+        let owes = |vm: &Self| vm.account.as_ref().is_some_and(|it| it.debt_ns() > 0);
+        let owed = owes(self);
+        // A change of class brings the threads' times up to date.
+        let mut result = self.set(journal, if owed { Mode::Paying } else { Mode::Normal });
+        let used = self.used_and_waited().0;
+        self.paying = (now, used);
+        let used = used.saturating_sub(boost.used_before);
+        if let Some(account) = &mut self.account {
+            account.spend(now, used, n);
+            account.end(now, ended);
+        }
+        if !owed && owes(self) && ended != Ended::TakenBack {
+            result = result.and(self.set(journal, Mode::Paying));
+        }
+        result.map(|()| used)
+    }
+
+    /// While it pays: it may be even.
+    pub(crate) fn pay(&mut self, now: u64, journal: &mut Journal, n: f64) -> Result<(), String> {
+        let used = self.used_and_waited().0;
+        let (since, before) = std::mem::replace(&mut self.paying, (now, used));
+        let (wall, cpu) = (now.saturating_sub(since), used.saturating_sub(before));
+        let even = self.account.as_mut().is_none_or(|account| account.pay(wall, cpu, n));
+        if even { self.set(journal, Mode::Normal) } else { Ok(()) }
+    }
+
+    /// A boost begins while it pays: the payment stands still.
+    fn settle_payment(&mut self, now: u64) {
+        self.paying.0 = now;
+    }
+
+    /// Brings all that it has into `mode`.
+    pub(crate) fn set(&mut self, journal: &mut Journal, mode: Mode) -> Result<(), String> {
+        let mut result = Ok(());
+        if !matches!(self.means, Some(Means::Weight { .. })) || mode == Mode::Normal {
+            for vcpu in &mut self.vcpus {
+                result = result.and(vcpu.set(journal, mode));
+            }
+        }
+        if let Some(means) = &self.means {
+            result = result.and(weigh(journal, means, &mut self.weighed, mode));
+        }
+        self.mode = mode;
+        result
+    }
+}

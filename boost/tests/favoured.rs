@@ -1,0 +1,230 @@
+//! The program with real threads and cgroups: who is favoured, and that everything is taken back
+//! (BST-03 to 06). Needs root and a cgroup hierarchy of version 1 with the `cpu` controller.
+
+mod common;
+
+use std::time::Instant;
+
+use common::{Booster, Cgroup, Hog, SOON, within};
+use nightporter_boost::protocol::{Claim, Order};
+use nix::sys::signal::Signal;
+
+/// Class, nice value.
+const NORMAL: (i32, i32) = (0, 0);
+const FAVOURED: (i32, i32) = (2, 0);
+
+/// Two VMs in one cgroup on one core.
+fn compete() -> (Cgroup, Hog, Hog, Booster) {
+    let cgroup = Cgroup::new(Some(400_000));
+    let (hog, other) = (Hog::new(&cgroup), Hog::new(&cgroup));
+    let mut booster = Booster::start();
+    booster.adds(1, &hog);
+    booster.adds(2, &other);
+    booster.is_ready(1, "nice");
+    (cgroup, other, hog, booster)
+}
+
+/// A VM that nobody competes with is boosted for a second.
+fn boosted() -> (Cgroup, Hog, Hog, Booster) {
+    let cgroup = Cgroup::new(Some(400_000));
+    let (hog, other) = (Hog::new(&cgroup), Hog::waiting("other", Some(&cgroup)));
+    let mut booster = Booster::start();
+    booster.adds_with(1, &hog, 1_000_000, None);
+    booster.is_ready(1, "nice");
+    booster.says(&Order::Boost { vm: 1, claim: Claim::Bytes, for_us: 1_000_000 });
+    booster.until("it is favoured", || hog.class() == FAVOURED);
+    (cgroup, other, hog, booster)
+}
+
+#[test]
+#[ignore = "root, cgroups"]
+fn bst_04_a_vm_is_favoured_and_pays_back_and_is_as_before() {
+    let (_cgroup, other, hog, mut booster) = compete();
+    booster.says(&Order::Boost { vm: 1, claim: Claim::Bytes, for_us: 1_000_000 });
+    // Ten milliseconds in a row, then its neighbours have a turn: it pays.
+    booster.until("it pays", || hog.class() == (0, 19));
+    booster.until("it has paid", || hog.class() == NORMAL);
+    assert_eq!(other.class(), NORMAL);
+    let account = booster.account(1, |it| it.favoured_us > 0 && it.unpaid_us == 0);
+    assert_eq!((account.boosts, account.waits), (1, 1), "{account:?}");
+    assert!((8000..14_000).contains(&account.favoured_us), "{account:?}");
+}
+
+#[test]
+#[ignore = "root, cgroups"]
+fn bst_01_a_boost_ends_when_the_daemon_says_so() {
+    let (_cgroup, _other, hog, mut booster) = boosted();
+    booster.says(&Order::End { vm: 1 });
+    booster.until("it is not favoured", || hog.class() != FAVOURED);
+    let account = booster.account(1, |it| it.favoured_us > 0);
+    assert_eq!((account.ended_by_time, account.ended_by_budget), (0, 0), "{account:?}");
+}
+
+#[test]
+#[ignore = "root, cgroups"]
+fn bst_03_a_dead_booster_leaves_nobody_favoured() {
+    let (_cgroup, _other, hog, mut booster) = boosted();
+    booster.signals_booster(Signal::SIGKILL);
+    within(SOON, "it is as before", || hog.class() == NORMAL);
+    booster.has_ended();
+}
+
+#[test]
+#[ignore = "root, cgroups"]
+fn bst_03_a_booster_that_stands_leaves_nobody_favoured() {
+    let (_cgroup, _other, hog, mut booster) = boosted();
+    booster.signals_booster(Signal::SIGSTOP);
+    within(SOON, "it is as before", || hog.class() == NORMAL);
+    booster.has_ended();
+}
+
+#[test]
+#[ignore = "root, cgroups"]
+fn bst_03_a_dead_watcher_leaves_nobody_favoured() {
+    for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
+        let (_cgroup, _other, hog, mut booster) = boosted();
+        booster.signals_watcher(signal);
+        within(SOON, "it is as before", || hog.class() == NORMAL);
+        booster.has_ended();
+    }
+}
+
+#[test]
+#[ignore = "root, cgroups"]
+fn bst_03_a_dead_daemon_leaves_nobody_favoured() {
+    let (_cgroup, _other, hog, mut booster) = boosted();
+    booster.hangs_up();
+    within(SOON, "it is as before", || hog.class() == NORMAL);
+}
+
+#[test]
+#[ignore = "root, cgroups"]
+fn bst_03_a_daemon_that_stands_leaves_nobody_favoured_or_paying() {
+    let (cgroup, _other, hog, mut booster) = compete();
+    // Ten milliseconds cost it a hundred among so many.
+    let many: Vec<Hog> = (3..14).map(|_| Hog::new(&cgroup)).collect();
+    (3..).zip(&many).for_each(|(vm, hog)| booster.adds(vm, hog));
+    booster.account(1, |it| it.competitors_percent > 1200);
+    for stands in [false, true] {
+        booster.says(&Order::Boost { vm: 1, claim: Claim::Bytes, for_us: 1_000_000 });
+        booster.until("it pays", || hog.class() == (0, 19));
+        let begin = Instant::now();
+        if stands {
+            within(SOON, "it is as before", || hog.class() == NORMAL);
+            continue;
+        }
+        booster.until("it has paid", || hog.class() == NORMAL);
+        let took = begin.elapsed();
+        assert!(took > SOON, "or the other half shows nothing");
+    }
+}
+
+#[test]
+#[ignore = "root, cgroups"]
+fn bst_03_what_both_processes_left_is_taken_back_afterwards() {
+    let (_cgroup, _other, hog, booster) = boosted();
+    booster.signals_watcher(Signal::SIGSTOP);
+    booster.signals_booster(Signal::SIGKILL);
+    assert_ne!(hog.class(), NORMAL);
+    booster.signals_watcher(Signal::SIGKILL);
+    assert_eq!(booster.takes_back(), "taken back: 1\n");
+    assert_eq!(hog.class(), NORMAL);
+    assert_eq!(booster.takes_back(), "taken back: 0\n");
+}
+
+#[test]
+#[ignore = "root, cgroups"]
+fn bst_04_a_cgroup_of_its_own_is_boosted_by_weight() {
+    let cgroups = [Cgroup::new(None), Cgroup::new(None)];
+    let hogs = [Hog::new(&cgroups[0]), Hog::new(&cgroups[1])];
+    cgroups[0].writes("cpu.shares", "512");
+    let mut booster = Booster::start();
+    booster.adds(1, &hogs[0]);
+    booster.adds(2, &hogs[1]);
+    booster.is_ready(1, "weight");
+    let shares = || cgroups[0].reads("cpu.shares");
+    for signal in [None, Some(Signal::SIGKILL)] {
+        booster.says(&Order::Boost { vm: 1, claim: Claim::Bytes, for_us: 1_000_000 });
+        booster.until("it is favoured", || shares() == "262144");
+        match signal {
+            None => booster.until("it has paid", || shares() == "512"),
+            Some(signal) => booster.signals_booster(signal),
+        }
+        within(SOON, "its weight is as before", || shares() == "512");
+    }
+    assert_eq!(hogs[0].class(), NORMAL);
+}
+
+#[test]
+#[ignore = "root, cgroups"]
+fn bst_03_what_is_not_boosted_says_why() {
+    let cgroup = Cgroup::new(Some(100_000));
+    let hog = Hog::new(&cgroup);
+    let mut booster = Booster::start();
+    booster.adds(1, &hog);
+    booster.is_ready(1, "weight");
+    hog.set_class("-r", "1");
+    booster.is_refused(1, "has a real-time class of its own");
+    hog.set_class("-b", "0");
+    booster.is_refused(1, "has a scheduling class of its own");
+    hog.set_class("-o", "0");
+    booster.is_ready(1, "weight");
+    hog.set_nice(5);
+    booster.is_refused(1, "has nice 5 of its own");
+    hog.set_nice(0);
+    booster.is_ready(1, "weight");
+    cgroup.writes("cpu.cfs_quota_us", "50000");
+    booster.is_refused(1, "has a CPU quota");
+    booster.says(&Order::Boost { vm: 1, claim: Claim::Bytes, for_us: 1_000_000 });
+    cgroup.writes("cpu.cfs_quota_us", "-1");
+    booster.is_ready(1, "weight");
+    assert_eq!(booster.account(1, |_| true).boosts, 0);
+}
+
+#[test]
+#[ignore = "root, cgroups"]
+fn bst_03_a_cgroup_that_refuses_real_time_is_a_refusal() {
+    let cgroup = Cgroup::new(None);
+    let (hog, other) = (Hog::new(&cgroup), Hog::new(&cgroup));
+    let mut booster = Booster::start();
+    booster.adds(1, &hog);
+    booster.adds(2, &other);
+    booster.is_ready(1, "nice");
+    booster.says(&Order::Boost { vm: 1, claim: Claim::Bytes, for_us: 1_000_000 });
+    booster.is_refused(1, "the kernel refuses a real-time class here");
+    assert_eq!(hog.class(), NORMAL);
+}
+
+#[test]
+#[ignore = "root, cgroups"]
+fn bst_06_a_worker_on_the_same_core_has_a_class_above_or_nobody_is_boosted() {
+    let cgroup = Cgroup::new(None);
+    let hog = Hog::new(&cgroup);
+    let worker = Hog::named("worker", None);
+    let mut booster = Booster::silent();
+    booster.says(&booster.hello(&worker, 0));
+    booster.adds(1, &hog);
+    booster.is_refused(1, "the daemon's worker may run on its cores");
+    booster.hangs_up();
+    booster.meets_again();
+    booster.says(&booster.hello(&worker, 2));
+    booster.adds(1, &hog);
+    booster.is_ready(1, "weight");
+    assert_eq!(worker.class(), (1, 0), "SCHED_FIFO");
+    booster.hangs_up();
+    within(SOON, "the worker's class is as before", || worker.class() == NORMAL);
+}
+
+#[test]
+#[ignore = "root, cgroups"]
+fn bst_05_threads_without_a_name_are_found_in_a_cgroup() {
+    let (cgroup, vcpus) = (Cgroup::new(None), Cgroup::new(None));
+    let hog = Hog::named("vmm", Some(&cgroup));
+    let mut booster = Booster::start();
+    booster.adds(1, &hog);
+    booster.is_refused(1, "no vCPU threads are found");
+    booster.adds_in(1, &hog, vcpus.name());
+    booster.is_refused(1, "has no thread of process");
+    booster.adds_in(1, &hog, cgroup.name());
+    booster.is_ready(1, "weight");
+}
