@@ -365,9 +365,39 @@ pub struct VmStatus {
     /// Its socket device; `None`: it has none.
     #[serde(default)]
     pub toe: Option<ToeStatus>,
+    /// Its account at the booster; `None`: it has no boost.
+    #[serde(default)]
+    pub boost: Option<BoostStatus>,
     /// Counters since the daemon started, by name: `core/src/counters.rs` lists them all.
     #[serde(flatten)]
     pub counters: BTreeMap<String, u64>,
+}
+
+/// A VM's account at the booster (docs/boost.md). Counters are since the booster knows the VM.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct BoostStatus {
+    /// How it is boosted and pays back: `nice` or `weight`; empty: not known yet.
+    pub means: String,
+    /// Why it is not boosted; empty: it is.
+    pub refused: String,
+    /// Boosts that began.
+    pub boosts: u64,
+    /// CPU time for which it was favoured, in microseconds.
+    pub favoured_us: u64,
+    /// Of this, not paid back yet.
+    pub unpaid_us: u64,
+    /// Boosts that ended because the guest had not acknowledged within 50 ms.
+    pub ended_by_time: u64,
+    /// Boosts that ended with an empty budget.
+    pub ended_by_budget: u64,
+    /// Boosts that ended because the vCPUs slept.
+    pub ended_by_sleep: u64,
+    /// Boosts that ended, or waited, because the core's neighbours had to have a turn.
+    pub waits: u64,
+    /// Boosts that did not begin, because the budget was empty.
+    pub empty: u64,
+    /// Times that most boosts were waste, and none began for 10 s.
+    pub rests: u64,
 }
 
 /// A VM's socket device, for the virtual TOE. Counters are since the device was made.

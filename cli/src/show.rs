@@ -78,6 +78,9 @@ fn troubles(out: &mut dyn Write, name: &str, vm: &VmStatus) -> io::Result<()> {
     if let Some(toe) = &vm.toe {
         device(out, name, toe)?;
     }
+    if let Some(boost) = vm.boost.as_ref().filter(|boost| !boost.refused.is_empty()) {
+        writeln!(out, "{name} is not boosted: {}", boost.refused)?;
+    }
     for (rate, way) in ways.iter().filter_map(|(rate, way)| Some(((*rate)?, way))) {
         writeln!(out, "{name} has a limit of {rate} Mbit/s {way}")?;
     }

@@ -35,6 +35,7 @@ pub fn check_host(config: &Config) -> Findings {
     let interfaces = config.uplinks.iter().filter_map(missing_interface);
     let missing = interfaces.chain(config.overlays.iter().filter_map(missing_address));
     let warnings = missing.chain(large_mtus(config)).chain(in_all_vlans(config));
+    let warnings = warnings.chain(behind_boosted(config));
     let warnings = warnings.chain(uneven_mtus(config)).chain(at_strangers(config));
     let warnings = warnings.chain(silent_log(&config.daemon.log)).collect();
     Findings { problems, warnings }
@@ -51,6 +52,18 @@ fn in_all_vlans(config: &Config) -> impl Iterator<Item = String> {
         Some(format!(
             "vm.{name}: is in every VLAN, also in those of {other}\n    fix: give it vlan or trunk"
         ))
+    })
+}
+
+/// The booster boosts nobody where the worker could be behind a boosted vCPU (BST-06).
+fn behind_boosted(config: &Config) -> Option<String> {
+    let vm = config.vms.iter().find(|vm| vm.boost.is_some())?;
+    (config.daemon.cpu.is_none() && config.daemon.rt_priority < 2).then(|| {
+        format!(
+            "vm.{}.boost: the worker may run on the VM's cores, so that it is not boosted\n    \
+             fix: give the worker a core without vCPUs (daemon.cpu), or daemon.rt_priority = 2",
+            vm.name
+        )
     })
 }
 

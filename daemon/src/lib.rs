@@ -7,6 +7,7 @@
 pub mod arena_file;
 pub mod arguments;
 mod aside;
+mod booster;
 pub mod broker;
 pub mod change;
 mod charges;

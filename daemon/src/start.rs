@@ -22,6 +22,7 @@ use nix::unistd::Pid;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::arena_file::{self, ArenaFile};
+use crate::booster;
 use crate::broker::Broker;
 use crate::broker::connector::Connector;
 use crate::change::{self, Running};
@@ -121,6 +122,7 @@ fn start(
     check(watch_links(&mut worker));
     check(worker.set_broker(Arc::clone(&sandbox.broker)).map_err(|e| error(e, "report this")));
     check(open_control(&mut worker, daemon));
+    check(open_booster(&mut worker, config));
     let broker = &sandbox.broker;
     let scribe = start_scribe().and_then(|scribe| worker.set_scribe(scribe));
     let opener = opener::start(Arc::clone(broker)).and_then(|opener| worker.set_opener(opener));
@@ -140,7 +142,7 @@ fn start(
     check(find_each_other(&mut worker, config, sandbox));
     check(open_doors(&mut worker, sandbox));
     check(allow_changes(&mut worker, config, source, sandbox.clone(), &arena));
-    check(place(daemon));
+    check(place(daemon, booster::is_wanted(config)));
     let warnings = large_mtus(config).into_iter().chain(uneven_mtus(config));
     let warnings = warnings.chain(at_strangers(config));
     warnings.for_each(|warning| tracing::warn!("{warning}"));
@@ -350,6 +352,17 @@ fn open_control(worker: &mut Worker, daemon: &DaemonConfig) -> Result<(), StartE
     worker.set_control(control).map_err(|e| error(e, "report this"))
 }
 
+/// Where a booster connects, if some VM has boost.
+fn open_booster(worker: &mut Worker, config: &Config) -> Result<(), StartError> {
+    if !booster::is_wanted(config) {
+        return Ok(());
+    }
+    let path = booster::path(config);
+    booster::open(&path)
+        .and_then(|listener| worker.set_booster(listener, config.daemon.rt_priority))
+        .map_err(|e| error(format!("{}: {e}", path.display()), "free that path"))
+}
+
 fn open_metrics(worker: &mut Worker, daemon: &DaemonConfig) -> Result<(), StartError> {
     let Some(address) = daemon.metrics else { return Ok(()) };
     let fix = "choose another port with daemon.metrics, or turn it \"off\"";
@@ -445,7 +458,7 @@ fn open_vm(
     let port = Port::Guest(Box::new(GuestPort::new(port, vm.vlan)));
     let config = PortConfig::guest(&vm.name, policy_of(vm)).in_network(network_of(&vm.network));
     let id = add_port(worker, port, config)?;
-    worker.set_rate_limits(id, vm);
+    worker.set_limits(id, vm);
     let mut toe_without_socket = None;
     if let Some((device, member)) = toe_of(vm, access, memory_is_limited) {
         let mut port = VhostUserPort::with(&device, Vsock { cid: GUEST_CID });
@@ -582,15 +595,17 @@ pub(crate) fn large_mtus(config: &Config) -> Vec<String> {
 }
 
 /// Puts the worker's thread where the configuration wants it.
-fn place(daemon: &DaemonConfig) -> Result<(), StartError> {
+fn place(daemon: &DaemonConfig, boosts: bool) -> Result<(), StartError> {
     if let Some(cpu) = daemon.cpu {
         let mut set = CpuSet::new();
         set.set(cpu)
             .and_then(|()| sched_setaffinity(Pid::from_raw(0), &set))
             .map_err(|e| error(format!("cpu = {cpu}: {e}"), "give a core that is online: nproc"))?;
     }
-    if daemon.rt_priority > 0 {
-        sys::set_realtime(daemon.rt_priority).map_err(|e| {
+    // With boost the booster gives it from outside, if the daemon's unit forbids it (BST-06).
+    let placed = sys::set_realtime(daemon.rt_priority);
+    if daemon.rt_priority > 0 && !(boosts && placed.is_err()) {
+        placed.map_err(|e| {
             let what = format!("rt_priority = {}: {e}", daemon.rt_priority);
             error(what, "run as root or with LimitRTPRIO=; in a cgroup give it cpu.rt_runtime_us")
         })?;

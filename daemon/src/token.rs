@@ -30,6 +30,10 @@ pub(crate) enum Token {
     ControlListener,
     /// A control client; the index of its place.
     Control(u16),
+    /// A booster connects.
+    BoosterListener,
+    /// The booster has reported something.
+    Booster,
     /// A client connects to the metrics address.
     MetricsListener,
     /// A metrics client; the index of its place.
@@ -83,6 +87,8 @@ impl Token {
             Self::Dialer => pack(21, 0, 0),
             Self::Trust => pack(23, 0, 0),
             Self::Ucx => pack(24, 0, 0),
+            Self::BoosterListener => pack(25, 0, 0),
+            Self::Booster => pack(26, 0, 0),
             Self::Stream(place) => 22 << 32 | u64::from(place),
         }
     }
@@ -121,6 +127,8 @@ impl Token {
             21 => Self::Dialer,
             23 => Self::Trust,
             24 => Self::Ucx,
+            25 => Self::BoosterListener,
+            26 => Self::Booster,
             22 => Self::Stream(u32::from_be_bytes([s1, s0, v1, v0])),
             _ => panic!("{bits:#x} is not a token"),
         }
@@ -162,6 +170,8 @@ mod tests {
             Token::Dialer,
             Token::Trust,
             Token::Ucx,
+            Token::BoosterListener,
+            Token::Booster,
             Token::Stream(u32::MAX),
         ] {
             assert_eq!(Token::unpack(token.pack()), token);

@@ -33,6 +33,8 @@ pub struct Vm {
     pub vmm: Vmm,
     /// It has a socket device, too.
     pub toe: bool,
+    /// Its `vm.boost`.
+    pub boost: Option<String>,
 }
 
 /// A running daemon.
@@ -76,6 +78,12 @@ impl Daemon {
             thread::sleep(Duration::from_millis(5)); // polls two conditions: sockets, child
         }
         Ok(daemon)
+    }
+
+    /// The directory of its sockets.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// The vhost-user socket of a port.
@@ -225,7 +233,7 @@ fn configuration(uplink: &str, vms: &[Vm], dir: &Path) -> String {
          drain_timeout_s = 2\nlog = \"debug\"\n\n\
          [[uplink]]\nname = \"uplink\"\nkind = \"tap\"\nifname = \"{uplink}\"\n"
     );
-    for Vm { name, nic: Nic { mac, address, .. }, vmm, toe } in vms {
+    for Vm { name, nic: Nic { mac, address, .. }, vmm, toe, boost } in vms {
         // User-mode Linux has its memory in a temporary file.
         let unsealed = *vmm == Vmm::Uml;
         let _ = write!(
@@ -234,12 +242,15 @@ fn configuration(uplink: &str, vms: &[Vm], dir: &Path) -> String {
              ips = [\"{address}\"]\nallow_unsealed_memory = {unsealed}\n\
              toe = {toe}\ntoe_to_itself = {toe}\n"
         );
+        if let Some(boost) = boost {
+            let _ = writeln!(text, "boost = \"{boost}\"");
+        }
     }
     text
 }
 
 /// A program of this workspace, built beside this one (or beside the directory of a test).
-fn sibling(name: &str) -> Result<PathBuf> {
+pub(crate) fn sibling(name: &str) -> Result<PathBuf> {
     let me = std::env::current_exe().context("finding our own program")?;
     me.ancestors()
         .skip(1)

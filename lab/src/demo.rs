@@ -3,6 +3,7 @@
 
 mod rounds;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::thread;
@@ -12,6 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use nightporter_guest::control::{Command, Reply};
 
 use crate::accel::Accel;
+use crate::boost::{Boosting, Source};
 use crate::cpus::{Awake, Cores};
 use crate::download::{both, download};
 use crate::flood::{Complaints, Flood};
@@ -67,6 +69,8 @@ pub struct Options {
     pub paths: Vec<NetPath>,
     /// The paths of downloads.
     pub down_paths: Vec<NetPath>,
+    /// `vm.boost` of the guest at the other end, for paths that have it.
+    pub boost: String,
     /// Downloads of more than 1 MB too.
     pub full: bool,
     /// `None` probes.
@@ -136,15 +140,31 @@ fn run_case(
     let places = Places { sockets: run_dir.path(), logs: &logs };
     progress
         .step(&format!("{scheduler} over {link}: booting three guests under QEMU with {accel}"));
-    let with_daemon = all_paths(options).any(|path| path != NetPath::Tap);
+    let with_boost = all_paths(options).any(NetPath::is_boosted);
+    let with_daemon = with_boost || all_paths(options).any(|path| path != NetPath::Tap);
     let guests = [(Vmm::Qemu(accel), image); GUESTS];
-    let world = World::start(&guests, with_daemon, Some(link.shape()), places)?;
+    let shape = Some(link.shape());
+    let world = if with_boost {
+        // With it nice has no effect between sessions, and the booster refuses.
+        run_dir.write(Path::new("/proc/sys/kernel/sched_autogroup_enabled"), "0")?;
+        World::start_with_boost(&guests, shape, &options.boost, places)?
+    } else {
+        World::start(&guests, with_daemon, shape, places)?
+    };
     let mut lab = Lab::new(world, scheduler);
     progress.step("warming up, calibrating the guests' load");
     lab.warm_up()?;
     lab.warm_up_downloads(options)?;
     let competition = Competition::start(scheduler, cores, &lab.world.guests, &run_dir)?;
     lab.start_load()?;
+    if with_boost {
+        progress.step("starting the booster");
+        let dir = lab.world.daemon()?.dir().to_owned();
+        let tap = format!("tap{RECEIVER}");
+        let mut boosting = Boosting::start(&dir, &logs.join("boost.log"), &tap, link)?;
+        lab.boost_refused = boosting.wait_judged()?;
+        lab.boosting = Some(boosting);
+    }
     let before = (lab.clock()?, lab.guest_tcp()?);
     lab.complaints = lab.world.complaints(usize::from(RECEIVER))?;
     let Measured { cells, both, troubles } = lab.measure(options, progress)?;
@@ -154,9 +174,20 @@ fn run_case(
     let up = options.directions.contains(&Direction::Up);
     let traces = lab.check_traces(if up { &options.paths } else { &[] }, &logs);
     progress.step("cleaning up");
+    let account = lab.boosting.take().map(|boosting| boosting.account());
     drop(competition);
     let link_measured = lab.world.link();
+    let (cpu_shares, boost_refused) = (lab.cpu_shares(), lab.boost_refused.take());
     lab.world.stop()?;
+    if let Some(account) = account {
+        println!("The boosted guest's account: {account:?}");
+    }
+    if let Some(why) = &boost_refused {
+        println!("Boost was refused, and its rows are without it: {why}");
+    }
+    for (path, shares) in &cpu_shares {
+        println!("CPU shares, {path}: {shares:?} %");
+    }
     for failure in cells.iter().chain(&both).flat_map(|c| &c.failures) {
         eprintln!("failed transfer: {failure}");
     }
@@ -177,6 +208,8 @@ fn run_case(
         host_kernel: host_kernel()?,
         cores: cores.others.len() + 1,
         guests,
+        cpu_shares,
+        boost_refused,
         guest_tcp,
         troubles,
         checks,
@@ -206,6 +239,12 @@ pub(crate) struct Lab {
     interrupts: u64,
     /// The complaints when they were last noted.
     complaints: Complaints,
+    boosting: Option<Boosting>,
+    boost_refused: Option<String>,
+    /// The path that is selected, and the guests' clocks since then.
+    selected: Option<(NetPath, Clock)>,
+    /// The time that each guest's vCPU had, by path.
+    vcpu_times: BTreeMap<NetPath, Vec<Duration>>,
 }
 
 impl Lab {
@@ -221,6 +260,10 @@ impl Lab {
             flood: None,
             interrupts: 0,
             complaints: Complaints::default(),
+            boosting: None,
+            boost_refused: None,
+            selected: None,
+            vcpu_times: BTreeMap::new(),
         }
     }
 
@@ -334,27 +377,39 @@ impl Lab {
     /// because captures cost time, and has the trace checker judge them. Returns what was checked.
     fn check_traces(&mut self, paths: &[NetPath], dir: &Path) -> Result<Vec<String>> {
         let mut lines = Vec::new();
-        for &path in paths.iter().filter(|&&path| path != NetPath::Tap) {
+        for &path in paths.iter().filter(|path| !path.is_tap()) {
             self.select(path)?;
             let captures = self.world.capture(RECEIVER, dir)?;
             for bytes in TRACED {
                 let outcome = self.send(path, &Upload::new(bytes, bytes as u64))?;
                 ensure!(outcome.hash_ok, "a captured upload over {path} arrived damaged");
             }
-            let report =
-                captures.check(self.world.daemon()?, [path == NetPath::AckOffload, false], None)?;
+            let report = captures.check(
+                self.world.daemon()?,
+                [path.unboosted() == NetPath::AckOffload, false],
+                None,
+            )?;
             ensure!(report.flows == TRACED.len() as u64, "connections are missing: {report}");
             lines.push(format!("Captures, {path}: {report}"));
         }
         Ok(lines)
     }
 
-    /// Turns the offloads on or off, and the guest's flood, as the path needs it.
+    /// Turns the offloads on or off, the guest's flood and boost, as the path needs it.
     pub(crate) fn select(&mut self, path: NetPath) -> Result<()> {
+        if let Some(boosting) = &self.boosting {
+            boosting.select(match path {
+                NetPath::TapBoost => Source::Tap,
+                path if path.is_boosted() => Source::Daemon,
+                _ => Source::None,
+            })?;
+        }
+        self.note_vcpu_times(path)?;
+        let path = path.unboosted();
         let flood = match path {
-            NetPath::Tap | NetPath::Off | NetPath::AckOffload => None,
             NetPath::FloodRoute => Some(Flood::Route),
             NetPath::FloodBpf => Some(Flood::Bpf),
+            _ => None,
         };
         let guest = guest_name(RECEIVER);
         if path != NetPath::Tap && self.offload != Some(path != NetPath::Off) {
@@ -372,6 +427,30 @@ impl Lab {
         Ok(())
     }
 
+    /// The guests' times until now are of the path that was selected before.
+    fn note_vcpu_times(&mut self, path: NetPath) -> Result<()> {
+        let now = self.clock()?;
+        if let Some((before, clock)) = &self.selected {
+            let times = self.vcpu_times.entry(*before).or_default();
+            times.resize(now.vcpu.len(), Duration::ZERO);
+            for (time, (was, is)) in times.iter_mut().zip(clock.vcpu.iter().zip(&now.vcpu)) {
+                *time += is.time.saturating_sub(was.time);
+            }
+        }
+        self.selected = Some((path, now));
+        Ok(())
+    }
+
+    /// See [`Report::cpu_shares`].
+    fn cpu_shares(&self) -> BTreeMap<&'static str, Vec<f64>> {
+        let share = |times: &Vec<Duration>| {
+            let all: Duration = times.iter().sum();
+            let of = |time: &Duration| time.as_secs_f64() / all.as_secs_f64().max(1e-9);
+            times.iter().map(|time| (of(time) * 1000.0).round() / 10.0).collect()
+        };
+        self.vcpu_times.iter().map(|(path, times)| (path.name(), share(times))).collect()
+    }
+
     pub(crate) fn send(&self, path: NetPath, upload: &Upload) -> Result<Outcome> {
         self.world.remote().enter(|| upload.send(receiver(path), TRANSFER_LIMIT))
     }
@@ -384,7 +463,7 @@ impl Lab {
 
 /// The receiving guest's address on a path.
 pub(crate) fn receiver(path: NetPath) -> std::net::Ipv4Addr {
-    address(RECEIVER, if path == NetPath::Tap { Net::Tap } else { Net::Nightporter })
+    address(RECEIVER, if path.is_tap() { Net::Tap } else { Net::Nightporter })
 }
 
 /// The sizes of one direction's transfers.

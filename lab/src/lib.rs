@@ -33,6 +33,7 @@
 //! bridge, taps and the remote host disappear with the processes that hold them.
 
 pub mod accel;
+mod boost;
 pub mod captures;
 pub mod compare;
 pub mod cpus;

@@ -61,6 +61,9 @@ enum Command {
             default_value = "tap,off,flood-route,flood-bpf"
         )]
         down_paths: Vec<NetPath>,
+        /// `vm.boost` of the guest at the other end, for the paths with boost.
+        #[arg(long, default_value = "15ms/90ms")]
+        boost: String,
         /// Add downloads of 10 and 100 MB.
         #[arg(long)]
         full: bool,
@@ -199,6 +202,7 @@ fn main() {
             directions,
             paths,
             down_paths,
+            boost,
             full,
             accel,
             seed,
@@ -210,6 +214,7 @@ fn main() {
             directions,
             paths,
             down_paths,
+            boost,
             full,
             accel,
             seed,

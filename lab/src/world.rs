@@ -80,7 +80,20 @@ impl World {
         link: Option<Shape>,
         places: Places<'_>,
     ) -> Result<Self> {
-        Self::boot(guests, [with_daemon, false], link, places)
+        Self::boot(guests, [with_daemon, false], link, None, places)
+    }
+
+    /// Likewise, with a daemon, and with boost for the first guest.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_with_boost(
+        guests: &[(Vmm, &Image)],
+        link: Option<Shape>,
+        boost: &str,
+        places: Places<'_>,
+    ) -> Result<Self> {
+        Self::boot(guests, [true, false], link, Some(boost), places)
     }
 
     /// Likewise, with a daemon, and a socket device in each guest.
@@ -88,19 +101,21 @@ impl World {
     /// # Errors
     /// As [`Self::start`].
     pub fn start_with_toe(guests: &[(Vmm, &Image)], places: Places<'_>) -> Result<Self> {
-        Self::boot(guests, [true, true], None, places)
+        Self::boot(guests, [true, true], None, None, places)
     }
 
     fn boot(
         guests: &[(Vmm, &Image)],
         [with_daemon, with_toe]: [bool; 2],
         link: Option<Shape>,
+        boost: Option<&str>,
         places: Places<'_>,
     ) -> Result<Self> {
         let host = Host::create(&[Net::Tap.subnet(), Net::Nightporter.subnet()], link)?;
         let count = u8::try_from(guests.len()).context("a handful of guests")?;
-        let daemon =
-            with_daemon.then(|| start_daemon(&host, guests, with_toe, places)).transpose()?;
+        let daemon = with_daemon
+            .then(|| start_daemon(&host, guests, (with_toe, boost), places))
+            .transpose()?;
         let mut world = Self { guests: Vec::new(), daemon, host };
         for (index, (vmm, image)) in (0..count).zip(guests) {
             world.guests.push(world.start_guest(index, (*vmm, image), with_toe, places)?);
@@ -187,7 +202,7 @@ impl World {
 fn start_daemon(
     host: &Host,
     guests: &[(Vmm, &Image)],
-    toe: bool,
+    (toe, boost): (bool, Option<&str>),
     places: Places<'_>,
 ) -> Result<Daemon> {
     host.add_tap("uplink")?;
@@ -195,7 +210,8 @@ fn start_daemon(
         .zip(guests)
         .map(|(index, (vmm, _))| {
             let nic = guest_nic(index, Net::Nightporter.subnet());
-            Vm { name: guest_name(index), nic, vmm: *vmm, toe }
+            let boost = boost.filter(|_| index == 0).map(str::to_owned);
+            Vm { name: guest_name(index), nic, vmm: *vmm, toe, boost }
         })
         .collect();
     Daemon::start("uplink", &vms, places.sockets, &places.logs.join("nightporterd.log"))

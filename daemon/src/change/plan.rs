@@ -72,6 +72,10 @@ impl Plan {
             }
         }
         plan.set_daemon(now, wanted);
+        let boosts = |config: &Config| config.vms.iter().any(|vm| vm.boost.is_some());
+        if boosts(wanted) && !boosts(now) {
+            plan.needs_restart.push("the first VM with boost: the booster's socket".into());
+        }
         plan.set_overlays(now, wanted);
         plan.set_stations(now, wanted);
         for uplink in &wanted.uplinks {

@@ -131,6 +131,8 @@ impl VmConfig {
             ("congestion_control", Some(quoted(self.congestion_control.label()))),
             ("toe", plain(self.toe)),
             ("toe_to_itself", plain(self.toe_to_itself)),
+            ("boost", self.boost.map(|budget| quoted(super::boost::shown_as(budget)))),
+            ("vcpu_cgroup", self.vcpu_cgroup.as_ref().map(quoted)),
             (
                 "rate_limit_from_guest_mbit_s",
                 self.rate_limit_from_guest_mbit_s.map(|limit| limit.to_string()),

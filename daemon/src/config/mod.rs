@@ -4,6 +4,7 @@
 //! operators, and a test holds the two together. Parsing lives in [`reader`] and in the private
 //! `parse` module.
 
+mod boost;
 pub mod keys;
 pub mod overlay;
 mod parse;
@@ -17,6 +18,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use nightporter_boost::protocol::Budget;
 use nightporter_core::congestion::Algorithm;
 use nightporter_core::limits::{
     BACKLOGS_BYTES_MAX, FLOW_BUFFER_MIN, FLOW_BYTES_IDLE, FLOW_RECORD_BYTES, FLOWS_MAX,
@@ -222,6 +224,14 @@ pub struct VmConfig {
     /// Connections of the guest to its own addresses go by the virtual TOE, too. Default `false`:
     /// its own stack is nearer.
     pub toe_to_itself: bool,
+    /// CPU time for which the VM's vCPUs may be favoured while it is owed bytes, and the window:
+    /// `"15ms/90ms"`. Default: none, it is never boosted. Needs the program `nightporter-boost`,
+    /// and the worker on a core of its own or `daemon.rt_priority` of 2 or more. The VM pays it
+    /// back; see `docs/boost.md`.
+    pub boost: Option<Budget>,
+    /// The cgroup that has the VM's vCPU threads, below the mount point of the `cpu` controller.
+    /// Default: the threads are found by their names, as QEMU gives them with `debug-threads=on`.
+    pub vcpu_cgroup: Option<String>,
     /// The most that the guest may send in a second, to the network and to other VMs, in Mbit (10^6
     /// bits) of frames. Default: no limit; 1 to 100000. `nightporter rate-limit` changes it at run
     /// time.

@@ -19,8 +19,8 @@ use super::reader::{
     Document, Problems, Section, boolean, bytes, human_bytes, integer, shown, string,
 };
 use super::{
-    Config, DaemonConfig, RUN_DIR, UplinkConfig, UplinkKind, VmConfig, overlay, registry, station,
-    toe, toe_rule,
+    Config, DaemonConfig, RUN_DIR, UplinkConfig, UplinkKind, VmConfig, boost, overlay, registry,
+    station, toe, toe_rule,
 };
 
 /// `sun_path` is 108 bytes with its terminator (unix(7)).
@@ -201,6 +201,9 @@ fn daemon(mut s: Section<'_, '_>) -> DaemonConfig {
     config
 }
 
+/// The fix for a wrong cgroup.
+const CGROUP_FIX: &str = "give its path below the mount point of the cpu controller, as in \
+                          \"machine.slice/web1.scope/vcpu0\"";
 /// The fix for a wrong owner or group of sockets.
 const USER_FIX: &str = "give the name of a user, as in \"libvirt-qemu\"";
 const GROUP_FIX: &str = "give the name of a group, as in \"kvm\"";
@@ -282,6 +285,8 @@ fn vm(mut s: Section<'_, '_>, unique: &mut Unique) -> VmConfig {
         toe_to_itself: s
             .get("toe_to_itself", "write toe_to_itself = true or false", boolean)
             .unwrap_or(false),
+        boost: s.get("boost", "write CPU time and window, as in \"15ms/90ms\"", boost::read),
+        vcpu_cgroup: s.get("vcpu_cgroup", CGROUP_FIX, cgroup),
         rate_limit_from_guest_mbit_s: rate_limit(&mut s, "rate_limit_from_guest_mbit_s"),
         rate_limit_to_guest_mbit_s: rate_limit(&mut s, "rate_limit_to_guest_mbit_s"),
         budget: s
@@ -517,6 +522,12 @@ pub(super) fn ips(v: &DeValue<'_>) -> Result<Vec<IpAddr>, String> {
 }
 
 /// IEEE 802.1Q: 0 is no VLAN, 4095 is reserved.
+fn cgroup(v: &DeValue<'_>) -> Result<String, String> {
+    let s = string(v)?;
+    let is_inside = !s.is_empty() && s.len() <= 255 && !s.split('/').any(|part| part == "..");
+    is_inside.then(|| s.to_owned()).ok_or_else(|| format!("{} is not a cgroup", shown(v)))
+}
+
 fn vlan(v: &DeValue<'_>) -> Result<u16, String> {
     let number = integer(1..=4094)(v)?;
     u16::try_from(number).map_err(|e| e.to_string())

@@ -176,7 +176,7 @@ fn a_misspelt_key_names_its_line_and_the_right_spelling() {
         "np.toml:3: vm.a.colour: unknown key\n    fix: remove it, or use one of: name, network, \
          socket, socket_user, socket_group, mac, ips, vlan, trunk, isolated, trusted, mtu, \
          queue_pairs, allow_unsealed_memory, memory_max, ack_offload, congestion_offload, \
-         congestion_control, toe, toe_to_itself, rate_limit_from_guest_mbit_s, \
+         congestion_control, toe, toe_to_itself, boost, vcpu_cgroup, rate_limit_from_guest_mbit_s, \
          rate_limit_to_guest_mbit_s, budget, flows_max"
     );
     assert_eq!(
@@ -294,12 +294,33 @@ fn what_is_checked_after_a_change_is_all_that_runs_and_has_no_more_lines_than_it
                allow_unsealed_memory = true\nmemory_max = \"3G\"\ncongestion_offload = true\n\
                congestion_control = \"reno\"\ntoe = true\ntoe_to_itself = true\n\
                rate_limit_from_guest_mbit_s = 5\nrate_limit_to_guest_mbit_s = 6\n\
+               boost = \"15ms/90ms\"\nvcpu_cgroup = \"a/vcpu0\"\n\
                flows_max = 32\nsocket_user = \"u\"\nsocket_group = \"g\"\n";
     let running = parse(&format!("[daemon]\n{many}{all}")).unwrap();
     let text = running.short_text();
     assert_eq!(parse(&text).unwrap(), running);
     assert!(text.lines().count() < 4 * 1000 + 50, "{}", text.lines().count());
     assert_eq!(parse(&running.to_text()).unwrap(), running);
+}
+
+#[test]
+fn a_boost_has_cpu_time_and_a_window() {
+    let vm = |boost: &str| format!("[[vm]]\nname = \"a\"\nboost = \"{boost}\"\n");
+    let boost = parse(&vm("15ms/90ms")).unwrap().vms[0].boost.unwrap();
+    assert_eq!((boost.cpu_us, boost.window_us), (15_000, 90_000));
+    for (wrong, why) in [
+        ("15", "is not a budget"),
+        ("15ms", "is not a budget"),
+        ("15/90", "is not a budget"),
+        ("0ms/90ms", "between 1 and half of the window"),
+        ("46ms/90ms", "between 1 and half of the window"),
+        ("1ms/9ms", "outside 10..=1000"),
+        ("1ms/1001ms", "outside 10..=1000"),
+    ] {
+        assert!(errors(&vm(wrong)).contains(why), "{wrong}: {}", errors(&vm(wrong)));
+    }
+    let cgroup = "[[vm]]\nname = \"a\"\nvcpu_cgroup = \"../a\"\n";
+    assert!(errors(cgroup).contains("is not a cgroup"));
 }
 
 #[test]

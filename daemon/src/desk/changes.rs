@@ -336,7 +336,7 @@ fn add_vm(
     let config = PortConfig::guest(&vm.name, policy_of(vm)).in_network(network_of(&vm.network));
     let port = Port::Guest(Box::new(GuestPort::new(port, vm.vlan)));
     let id = path.add_port(now, epoll, port, config).map_err(|e| explain(&e))?;
-    path.set_rate_limits(now, id, vm);
+    path.set_limits(now, id, vm);
     add_toe(now, epoll, path, prepared, id, vm);
     Ok(())
 }
@@ -385,7 +385,7 @@ fn set_vm(
         }
     }
     path.handle_guest_events(now, epoll, id);
-    path.set_rate_limits(now, id, vm);
+    path.set_limits(now, id, vm);
     set_toe(now, epoll, path, prepared, id, before, vm);
     Ok(())
 }

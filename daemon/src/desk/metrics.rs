@@ -385,6 +385,7 @@ impl Snapshot {
         self.vm_family(e, ("nightporter_blocked", blocked, Counter), |vm| {
             vec![(vec![], ConstCounter::new(vm.blocked))]
         })?;
+        self.encode_boosts(e)?;
         for counter in VmCounters::ALL {
             let name = format!("nightporter_{}", counter.metric);
             self.vm_family(e, (&name, counter.help(), Counter), |vm| {
@@ -393,6 +394,45 @@ impl Snapshot {
             })?;
         }
         Ok(())
+    }
+}
+
+impl Snapshot {
+    /// The accounts of VMs that have boost.
+    fn encode_boosts(&self, e: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        use MetricType::{Counter, Gauge};
+        let refused = "Whether the VM has boost and is not boosted; nightporter status says why";
+        self.vm_family(e, ("nightporter_boost_refused", refused, Gauge), |vm| {
+            let boost = vm.boost.iter();
+            boost.map(|it| (vec![], gauge((!it.refused.is_empty()).into()))).collect()
+        })?;
+        let unpaid = "Favoured CPU time that is not paid back, in microseconds";
+        self.vm_family(e, ("nightporter_boost_unpaid_us", unpaid, Gauge), |vm| {
+            vm.boost.iter().map(|it| (vec![], gauge(it.unpaid_us))).collect()
+        })?;
+        let favoured = "CPU time for which the VM was favoured, in microseconds";
+        self.vm_family(e, ("nightporter_boost_favoured_us", favoured, Counter), |vm| {
+            vm.boost.iter().map(|it| (vec![], ConstCounter::new(it.favoured_us))).collect()
+        })?;
+        let boosts = "Boosts that began";
+        self.vm_family(e, ("nightporter_boosts", boosts, Counter), |vm| {
+            vm.boost.iter().map(|it| (vec![], ConstCounter::new(it.boosts))).collect()
+        })?;
+        let ends = "Boosts that ended early, or did not begin, by reason";
+        self.vm_family(e, ("nightporter_boost_limits", ends, Counter), |vm| {
+            let of = |it: &'_ nightporter_api::BoostStatus| {
+                [
+                    ("time", it.ended_by_time),
+                    ("budget", it.ended_by_budget),
+                    ("sleep", it.ended_by_sleep),
+                    ("neighbours", it.waits),
+                    ("empty", it.empty),
+                    ("rest", it.rests),
+                ]
+            };
+            let all = vm.boost.iter().flat_map(of);
+            all.map(|(reason, n)| (vec![("reason", reason)], ConstCounter::new(n))).collect()
+        })
     }
 }
 

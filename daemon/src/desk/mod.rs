@@ -214,6 +214,8 @@ impl Desk {
             | Token::Dialer
             | Token::Trust
             | Token::Stream(_)
+            | Token::BoosterListener
+            | Token::Booster
             | Token::Ucx => {
                 unreachable!("the worker's own: {token:?}")
             }

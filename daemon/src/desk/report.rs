@@ -109,6 +109,7 @@ impl DataPath {
             promised_bytes: vm.reserved_pages * PAGE as u64,
             held_bytes: sums.held_bytes,
             toe: self.toe.status(id),
+            boost: self.booster.status(id),
             counters: names.zip(vm.counters.values()).collect(),
         })
     }

@@ -131,6 +131,8 @@ pub struct VhostUserPort<D: Device = Offer> {
     connection: Option<(Channel, Session<D>)>,
     events: VecDeque<Event>,
     stats: VhostUserStats,
+    /// The process of the last front-end.
+    vmm: i32,
     allows_unsealed_memory: bool,
     memory_max: Option<u64>,
     memory_is_limited: bool,
@@ -157,6 +159,7 @@ impl<D: Device> VhostUserPort<D> {
             connection: None,
             events: VecDeque::new(),
             stats: VhostUserStats::default(),
+            vmm: 0,
             allows_unsealed_memory: config.allow_unsealed_memory,
             memory_max: config.memory_max,
             memory_is_limited: config.memory_is_limited,
@@ -407,6 +410,11 @@ impl<D: Device> VhostUserPort<D> {
         self.events.pop_front()
     }
 
+    /// The process of the front-end, as the kernel names it; 0: unknown.
+    pub(crate) const fn vmm(&self) -> i32 {
+        self.vmm
+    }
+
     /// Whether there may be one more line about this port; see [`Limit`].
     pub(crate) fn may_log(&mut self) -> bool {
         self.account.may_log()
@@ -421,6 +429,7 @@ impl<D: Device> VhostUserPort<D> {
         let session = session.sharing(Share::new(self.memory_max, &self.account.left));
         self.connection = Some((channel, session));
         self.stats.connections += 1;
+        self.vmm = peer;
         self.events.push_back(Event::Connected);
         self.events.push_back(Event::Watch(Source::Connection));
         if self.account.may_log() {

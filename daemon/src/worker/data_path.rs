@@ -13,6 +13,7 @@ use nix::sys::epoll::Epoll;
 use super::guests::Announcement;
 use super::heartbeats::Heartbeats;
 use super::ports::WorkerPorts;
+use crate::booster::Booster;
 use crate::closer;
 use crate::config::VmConfig;
 use crate::port::Port;
@@ -34,6 +35,8 @@ pub(crate) struct DataPath {
     pub(crate) turn: Turn,
     pub(crate) ports: WorkerPorts,
     pub(crate) heartbeats: Heartbeats,
+    /// Orders to the booster.
+    pub(crate) booster: Booster,
     /// Sockets of guests.
     pub(crate) toe: Toe,
     /// Of VMs: sockets that take no connections, and connections that are not read, for now.
@@ -60,6 +63,7 @@ impl DataPath {
             turn: Turn::new(TurnConfig::default()),
             ports: WorkerPorts::new(now),
             heartbeats: Heartbeats::new(epoch),
+            booster: Booster::default(),
             // No daemon had this number before, and none will.
             toe: Toe::new(epoch.get()),
             resting: Resting::new(),
@@ -156,6 +160,7 @@ impl DataPath {
         self.forget_sources(|token| matches!(token, Token::Guest(port, _) if *port == id.0));
         self.announcements.retain(|it| it.port != id);
         self.heartbeats.forget(id);
+        self.booster.forget(id);
     }
 
     /// Sources that are no more.
@@ -203,10 +208,11 @@ impl DataPath {
         self.toe.set_rate_limit(now, port, way, bytes_per_s);
     }
 
-    /// Both rate limits of a VM, as its configuration has them.
-    pub(crate) fn set_rate_limits(&mut self, now: Instant, port: PortId, vm: &VmConfig) {
+    /// Both rate limits of a VM, and its boost, as its configuration has them.
+    pub(crate) fn set_limits(&mut self, now: Instant, port: PortId, vm: &VmConfig) {
         self.set_rate_limit(now, port, Direction::FromGuest, vm.rate_limit_from_guest_mbit_s);
         self.set_rate_limit(now, port, Direction::ToGuest, vm.rate_limit_to_guest_mbit_s);
+        self.booster.set_vm(&mut self.engine, port, vm);
     }
 
     /// The interface behind an uplink is gone.

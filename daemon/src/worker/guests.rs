@@ -123,10 +123,14 @@ impl DataPath {
                     self.links_changed.insert(port);
                 }
                 Event::RingStarted(_) => self.turn.wake(port),
-                Event::Connected | Event::RingStopped(_) | Event::RingBroken { .. } => {}
+                Event::Connected => self.booster.set_vmm(port, guest.port.vmm()),
+                Event::RingStopped(_) | Event::RingBroken { .. } => {}
                 // With the front-end goes the guest's memory: the next one to connect has just been
                 // started (LIFE-05).
-                Event::Disconnected(_) => self.engine.handle_guest_gone(now, port),
+                Event::Disconnected(_) => {
+                    self.booster.set_vmm(port, 0);
+                    self.engine.handle_guest_gone(now, port);
+                }
                 Event::Rarp(mac) => self.announce(now, port, mac),
             }
         }

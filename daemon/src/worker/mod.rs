@@ -12,6 +12,7 @@ mod sockets;
 
 use std::io;
 use std::num::NonZeroU64;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use nightporter_core::engine::{AddPortError, Engine};
@@ -153,9 +154,14 @@ impl Worker {
         self.path.open_doors(&self.epoll, doors)
     }
 
-    /// The rate limits of a VM.
-    pub(crate) fn set_rate_limits(&mut self, port: PortId, vm: &VmConfig) {
-        self.path.set_rate_limits(monotonic_now(), port, vm);
+    /// The rate limits of a VM, and its boost.
+    pub(crate) fn set_limits(&mut self, port: PortId, vm: &VmConfig) {
+        self.path.set_limits(monotonic_now(), port, vm);
+    }
+
+    /// A booster may connect at this socket. Errors: the system's.
+    pub(crate) fn set_booster(&mut self, listener: OwnedFd, rt_priority: u8) -> io::Result<()> {
+        self.path.booster.set_listener(&self.epoll, listener, rt_priority)
     }
 
     /// Looks for promises that a predecessor left in the arena; call after all ports were added.
@@ -257,6 +263,8 @@ impl Worker {
             Token::Trust => path.toe.hear_trust(now, epoll),
             Token::Stream(place) => path.toe.wake_stream(place),
             Token::Ucx => {} // in the turn that follows
+            Token::BoosterListener => path.booster.accept(epoll),
+            Token::Booster => path.booster.hear(epoll),
             Token::Signal
             | Token::Links
             | Token::Broker
@@ -283,8 +291,10 @@ impl Worker {
         if frames > 0 {
             self.polling.handle_work(now);
         }
+        self.path.booster.after_turn(now, &mut self.path.engine);
         self.desk.after_turn(now, &self.epoll, &mut self.path);
-        let DataPath { engine, heartbeats, resting, polled, announcements, toe, .. } = &self.path;
+        let DataPath { engine, booster, heartbeats, resting, polled, announcements, toe, .. } =
+            &self.path;
         let deadlines = [
             engine.poll_timeout(),
             heartbeats.poll_timeout(),
@@ -293,6 +303,7 @@ impl Worker {
             announcements.front().map(|it| it.next),
             toe.poll_timeout(),
             toe.bulletin_timeout(),
+            booster.poll_timeout(),
             self.desk.poll_timeout(),
         ];
         self.timer.set(deadlines.into_iter().flatten().min());

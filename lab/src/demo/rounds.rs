@@ -93,7 +93,8 @@ impl Lab {
             let plan = (options.transfers, for_both);
             self.rounds_both_ways(plan, &both_paths, &mut random, progress, &mut all)?;
         }
-        self.select(NetPath::Off)?; // nothing floods any more
+        self.select(NetPath::Off)?; // nothing floods any more, and all is paid back
+        self.selected = None;
         Ok(all)
     }
 

@@ -8,6 +8,7 @@ pub mod checks;
 pub mod stats;
 mod table;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -39,6 +40,18 @@ pub enum NetPath {
     FloodRoute,
     /// The same, with a guest that floods by `np_flood`.
     FloodBpf,
+    /// [`Self::Tap`], with boost from outside.
+    #[value(name = "tap+boost")]
+    #[serde(rename = "tap+boost")]
+    TapBoost,
+    /// [`Self::AckOffload`], with boost.
+    #[value(name = "ack-offload+boost")]
+    #[serde(rename = "ack-offload+boost")]
+    AckOffloadBoost,
+    /// [`Self::FloodRoute`], with boost.
+    #[value(name = "flood-route+boost")]
+    #[serde(rename = "flood-route+boost")]
+    FloodRouteBoost,
 }
 
 /// The sender.
@@ -61,13 +74,39 @@ impl NetPath {
             Self::AckOffload => "ack-offload",
             Self::FloodRoute => "flood-route",
             Self::FloodBpf => "flood-bpf",
+            Self::TapBoost => "tap+boost",
+            Self::AckOffloadBoost => "ack-offload+boost",
+            Self::FloodRouteBoost => "flood-route+boost",
         }
+    }
+
+    /// The same without boost.
+    #[must_use]
+    pub const fn unboosted(self) -> Self {
+        match self {
+            Self::TapBoost => Self::Tap,
+            Self::AckOffloadBoost => Self::AckOffload,
+            Self::FloodRouteBoost => Self::FloodRoute,
+            path => path,
+        }
+    }
+
+    /// It has boost.
+    #[must_use]
+    pub fn is_boosted(self) -> bool {
+        self.unboosted() != self
+    }
+
+    /// It is over QEMU's tap.
+    #[must_use]
+    pub fn is_tap(self) -> bool {
+        self.unboosted() == Self::Tap
     }
 
     /// The guest floods.
     #[must_use]
     pub const fn is_flood(self) -> bool {
-        matches!(self, Self::FloodRoute | Self::FloodBpf)
+        matches!(self, Self::FloodRoute | Self::FloodBpf | Self::FloodRouteBoost)
     }
 }
 
@@ -332,6 +371,12 @@ pub struct Report {
     pub cores: usize,
     /// Each guest's share of the contended core.
     pub guests: Vec<GuestShare>,
+    /// The guests' shares of the time that they had together, in percent, by path; where paths
+    /// with boost were measured, including the time until everything was paid back.
+    pub cpu_shares: BTreeMap<&'static str, Vec<f64>>,
+    /// Why no VM was boosted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub boost_refused: Option<String>,
     /// Counters of the TCP of the guest at the other end.
     pub guest_tcp: GuestTcp,
     /// One row per path and size.

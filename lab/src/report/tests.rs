@@ -66,6 +66,8 @@ fn the_json_has_the_documented_shape() {
         host_kernel: "6.1".to_owned(),
         cores: 2,
         guests: vec![share; 3],
+        cpu_shares: std::collections::BTreeMap::new(),
+        boost_refused: None,
         guest_tcp: GuestTcp::default(),
         gains: Gain::all(&rows),
         both_ways: BothWays::of(&both, &rows, &Gain::all(&rows)),

@@ -1,0 +1,293 @@
+//! Orders to the booster (BST-01 to 06): a program of its own, which may touch the scheduling of
+//! VMMs. The daemon listens, because its sandbox lets it accept, and the booster comes back after
+//! each of its ends.
+//!
+//! Nothing here waits for the booster: an order that finds no room is lost, and the next one says
+//! the same. Without VMs that have boost there is no socket, and no turn looks here.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use nightporter_api::BoostStatus;
+use nightporter_boost::protocol::{Budget, Claim, Order, PACKET_BYTES_MAX, Report, VERSION};
+use nightporter_core::engine::Engine;
+use nightporter_core::port::PortId;
+use nightporter_core::tcp::wanting;
+use nightporter_core::time::{Duration, Instant};
+use nix::sys::epoll::Epoll;
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with,
+    bind, listen, recv, send, socket_with,
+};
+
+use crate::config::{Config, VmConfig};
+use crate::token::{Token, watch_for};
+
+/// While a guest has yet to see a frame, whether it has is looked at so often.
+const LOOK_INTERVAL: Duration = Duration::from_millis(1);
+/// An end that moves by less is not told.
+const STEP: Duration = Duration::from_millis(5);
+/// Packets of the booster that are read in one turn.
+const REPORTS_PER_TURN: usize = 64;
+
+/// A VM, with or without boost: all of them compete.
+#[derive(Debug)]
+struct Known {
+    port: PortId,
+    name: String,
+    boost: Option<Budget>,
+    vcpu_cgroup: Option<String>,
+    /// Its VMM, or 0.
+    pid: i32,
+    /// What the booster was told last.
+    told: Option<wanting::Want>,
+    account: Option<nightporter_boost::protocol::Account>,
+}
+
+impl Known {
+    fn order(&self) -> Order {
+        Order::Vm {
+            vm: self.port.0,
+            name: self.name.clone(),
+            pid: self.pid,
+            boost: self.boost,
+            vcpu_cgroup: self.vcpu_cgroup.clone(),
+        }
+    }
+}
+
+/// See the module doc.
+#[derive(Debug, Default)]
+pub(crate) struct Booster {
+    listener: Option<OwnedFd>,
+    connection: Option<OwnedFd>,
+    /// Class that the worker is to have from outside.
+    rt_priority: u8,
+    vms: Vec<Known>,
+    /// Some VM has boost.
+    any: bool,
+    look_at: Option<Instant>,
+}
+
+/// Whether some VM has boost.
+pub(crate) fn is_wanted(config: &Config) -> bool {
+    config.vms.iter().any(|vm| vm.boost.is_some())
+}
+
+/// Makes the socket at `path`. Whoever may reach it may connect, and only root and the daemon's own
+/// user are listened to: a booster that is root has no right to pass over file modes.
+pub(crate) fn open(path: &Path) -> io::Result<OwnedFd> {
+    use std::fs::{Permissions, remove_file, set_permissions, symlink_metadata};
+    use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+    if symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
+        remove_file(path)?; // the arena's lock has shown that no other daemon runs
+    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    set_permissions(path, Permissions::from_mode(0o666))?;
+    listen(&socket, 1)?;
+    Ok(socket)
+}
+
+/// The path in `daemon.control`'s directory.
+pub(crate) fn path(config: &Config) -> PathBuf {
+    config.daemon.control.with_file_name("boost.sock")
+}
+
+impl Booster {
+    /// Listens from now on, at a socket of [`open`].
+    pub(crate) fn set_listener(
+        &mut self,
+        epoll: &Epoll,
+        listener: OwnedFd,
+        rt_priority: u8,
+    ) -> io::Result<()> {
+        watch_for(epoll, &listener, Token::BoosterListener)?;
+        self.listener = Some(listener);
+        self.rt_priority = rt_priority;
+        Ok(())
+    }
+
+    /// A VM has come, or has other keys.
+    pub(crate) fn set_vm(&mut self, engine: &mut Engine<'_>, port: PortId, vm: &VmConfig) {
+        engine.set_boost(port, vm.boost.is_some());
+        let at = match self.vms.iter_mut().position(|known| known.port == port) {
+            Some(at) => at,
+            None => {
+                self.vms.push(Known {
+                    port,
+                    name: vm.name.clone(),
+                    boost: None,
+                    vcpu_cgroup: None,
+                    pid: 0,
+                    told: None,
+                    account: None,
+                });
+                self.vms.len() - 1
+            }
+        };
+        let known = &mut self.vms[at];
+        known.boost = vm.boost;
+        known.vcpu_cgroup.clone_from(&vm.vcpu_cgroup);
+        self.any = self.vms.iter().any(|known| known.boost.is_some());
+        self.tell_of(at);
+    }
+
+    /// The VMM of a VM has connected; 0: it has gone.
+    pub(crate) fn set_vmm(&mut self, port: PortId, pid: i32) {
+        if let Some(at) = self.vms.iter().position(|known| known.port == port) {
+            self.vms[at].pid = pid;
+            self.tell_of(at);
+        }
+    }
+
+    /// A VM is gone.
+    pub(crate) fn forget(&mut self, port: PortId) {
+        self.vms.retain(|known| known.port != port);
+        self.any = self.vms.iter().any(|known| known.boost.is_some());
+        self.send(&Order::Gone { vm: port.0 });
+    }
+
+    /// What the booster says of a VM; `None`: the VM has no boost.
+    pub(crate) fn status(&self, port: PortId) -> Option<BoostStatus> {
+        let known = self.vms.iter().find(|known| known.port == port && known.boost.is_some())?;
+        let account = known.account.clone().unwrap_or_default();
+        let refused = match &self.connection {
+            Some(_) => account.refused,
+            None => "nightporter-boost is not connected".into(),
+        };
+        Some(BoostStatus {
+            means: account.means,
+            refused,
+            boosts: account.boosts,
+            favoured_us: account.favoured_us,
+            unpaid_us: account.unpaid_us,
+            ended_by_time: account.ended_by_time,
+            ended_by_budget: account.ended_by_budget,
+            ended_by_sleep: account.ended_by_sleep,
+            waits: account.waits,
+            empty: account.empty,
+            rests: account.rests,
+        })
+    }
+
+    /// Takes the booster that waits, in the place of the one before.
+    pub(crate) fn accept(&mut self, epoll: &Epoll) {
+        let Some(listener) = &self.listener else { return };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let Ok(socket) = accept_with(listener, flags) else { return };
+        let own = rustix::process::getuid();
+        let is_known = socket_peercred(&socket).is_ok_and(|it| it.uid.is_root() || it.uid == own);
+        if !is_known || watch_for(epoll, &socket, Token::Booster).is_err() {
+            return;
+        }
+        if let Some(before) = self.connection.replace(socket) {
+            let _ = epoll.delete(before);
+        }
+        tracing::info!("the booster has connected");
+        let worker = rustix::thread::gettid().as_raw_nonzero().get();
+        self.send(&Order::Hello { version: VERSION, worker, rt_priority: self.rt_priority });
+        for at in 0..self.vms.len() {
+            self.vms[at].account = None;
+            self.tell_of(at);
+        }
+    }
+
+    /// Reads what the booster reports.
+    pub(crate) fn hear(&mut self, epoll: &Epoll) {
+        for _ in 0..REPORTS_PER_TURN {
+            let Some(connection) = &self.connection else { return };
+            let mut buf = [0; PACKET_BYTES_MAX];
+            let report = match recv(connection, &mut buf[..], RecvFlags::DONTWAIT) {
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
+                Ok((len @ 1.., _)) => serde_json::from_slice(&buf[..len]).ok(),
+                Ok(_) | Err(_) => None,
+            };
+            match report {
+                Some(Report::Ping {}) => self.send(&Order::Pong {}),
+                Some(Report::Account { vm, account }) => {
+                    let known = self.vms.iter_mut().find(|known| known.port.0 == vm);
+                    if let Some(known) = known {
+                        let changes = known.account.as_ref().map(|it| &it.refused);
+                        if changes != Some(&account.refused) && !account.refused.is_empty() {
+                            let (vm, why) = (&known.name, &account.refused);
+                            tracing::warn!(vm, why, "the VM is not boosted");
+                        }
+                        known.account = Some(account);
+                    }
+                }
+                None => {
+                    if let Some(connection) = self.connection.take() {
+                        let _ = epoll.delete(connection);
+                    }
+                    tracing::warn!("the booster is gone: no VM is boosted");
+                }
+            }
+        }
+    }
+
+    /// At the end of a turn: tells who wants the core, and who no longer.
+    pub(crate) fn after_turn(&mut self, now: Instant, engine: &mut Engine<'_>) {
+        if !self.any {
+            return;
+        }
+        self.look_at = None;
+        for at in 0..self.vms.len() {
+            let known = &self.vms[at];
+            if known.boost.is_none() {
+                continue;
+            }
+            let (vm, told) = (known.port.0, known.told.filter(|told| told.until > now));
+            let want = engine.poll_want(now, known.port);
+            if want.is_some_and(|want| want.claim == wanting::Claim::Turn) {
+                self.look_at = Some(now + LOOK_INTERVAL);
+            }
+            let order = match (want, told) {
+                (None, None) => None,
+                (None, Some(_)) => Some(Order::End { vm }),
+                (Some(want), told) if is_news(want, told) => {
+                    let claim = match want.claim {
+                        wanting::Claim::Bytes => Claim::Bytes,
+                        wanting::Claim::Reading => Claim::Reading,
+                        wanting::Claim::Turn => Claim::Turn,
+                    };
+                    let for_us = want.until.since(now).as_nanos() / 1000;
+                    Some(Order::Boost { vm, claim, for_us })
+                }
+                (Some(_), _) => continue,
+            };
+            self.vms[at].told = want;
+            if let Some(order) = order {
+                self.send(&order);
+            }
+        }
+    }
+
+    /// When a turn is to look again whether a guest has seen what it was given.
+    pub(crate) const fn poll_timeout(&self) -> Option<Instant> {
+        self.look_at
+    }
+
+    fn tell_of(&mut self, at: usize) {
+        self.vms[at].told = None;
+        self.send(&self.vms[at].order());
+    }
+
+    fn send(&self, order: &Order) {
+        let (Some(connection), Ok(packet)) = (&self.connection, serde_json::to_vec(order)) else {
+            return;
+        };
+        // See the module doc.
+        let _ = send(connection, &packet, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    }
+}
+
+/// The booster has to be told.
+fn is_news(want: wanting::Want, told: Option<wanting::Want>) -> bool {
+    told.is_none_or(|told| {
+        want.claim != told.claim || want.until < told.until || want.until.since(told.until) >= STEP
+    })
+}

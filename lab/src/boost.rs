@@ -1,0 +1,251 @@
+//! `nightporter-boost` in a run, with a relay between it and the daemon: so that paths with and
+//! without boost can take turns, and the tap can have the same boost from outside.
+//!
+//! The relay is the booster to the daemon, and the daemon to the booster. It passes on everything
+//! but orders to boost while the path has none. On the tap it boosts by itself, as a program beside
+//! a host could do it that sees nothing but frames: while they arrive, and some time longer.
+
+use std::fs::read_to_string;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use nightporter_boost::protocol::{Account, Claim, Order, PACKET_BYTES_MAX, Report};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{
+    AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, bind, connect, listen, recv,
+    send, socket,
+};
+use rustix::net::{SocketFlags, accept_with};
+
+use crate::daemon::sibling;
+use crate::link::Link;
+use crate::process::Process;
+
+/// How long anything may take.
+const LIMIT: Duration = Duration::from_secs(20);
+/// An account is told so often, so that this much later it is the last word.
+const SETTLED: Duration = Duration::from_millis(250);
+/// The tap is looked at so often.
+const LOOK_MS: u8 = 1;
+
+/// Who boosts now.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Source {
+    /// Nobody.
+    None,
+    /// The daemon.
+    Daemon,
+    /// The relay, by the frames that arrive at the tap.
+    Tap,
+}
+
+#[derive(Debug)]
+struct Shared {
+    source: Mutex<Source>,
+    account: Mutex<Account>,
+    /// When something was last boosted, in milliseconds after `began`.
+    boosted_at: AtomicU64,
+    began: Instant,
+    stops: AtomicBool,
+}
+
+/// See the module doc. Dropping it ends the booster, which takes everything back.
+#[derive(Debug)]
+pub(crate) struct Boosting {
+    shared: Arc<Shared>,
+    relay: Option<JoinHandle<Result<()>>>,
+    booster: Process,
+}
+
+impl Boosting {
+    /// Starts both, for the daemon whose sockets are in `dir`. `tap`: the interface of the boosted
+    /// guest. In the network namespace of the calling thread.
+    pub(crate) fn start(dir: &Path, log: &Path, tap: &str, link: Link) -> Result<Self> {
+        let path = dir.join("relay.sock");
+        let kind = SockType::SeqPacket;
+        let listener = socket(AddressFamily::Unix, kind, SockFlag::SOCK_CLOEXEC, None)?;
+        bind(listener.as_raw_fd(), &UnixAddr::new(&path)?)?;
+        listen(&listener, Backlog::new(1)?)?;
+        let daemon = socket(AddressFamily::Unix, kind, SockFlag::SOCK_CLOEXEC, None)?;
+        connect(daemon.as_raw_fd(), &UnixAddr::new(&dir.join("boost.sock"))?)
+            .context("the daemon's socket for the booster")?;
+        let mut command = Command::new(sibling("nightporter-boost")?);
+        command.arg("--socket").arg(&path).arg("--journal").arg(dir.join("journal"));
+        let booster = Process::spawn("nightporter-boost", command, log)?;
+        let shared = Arc::new(Shared {
+            source: Mutex::new(Source::None),
+            account: Mutex::new(Account::default()),
+            boosted_at: AtomicU64::new(0),
+            began: Instant::now(),
+            stops: AtomicBool::new(false),
+        });
+        let mut relay = Relay {
+            shared: Arc::clone(&shared),
+            daemon,
+            listener,
+            booster: None,
+            vm: None,
+            tap: tap.to_owned(),
+            frames: 0,
+            // Longer than a round trip lets the guest's own load use up the budget between flights.
+            hold: Duration::from_millis(if link == Link::Lan { 10 } else { 3 }),
+        };
+        let relay = thread::Builder::new().name("relay".into()).spawn(move || relay.run())?;
+        Ok(Self { shared, relay: Some(relay), booster })
+    }
+
+    /// Waits until the booster has judged the guest; why it refuses, if it does.
+    pub(crate) fn wait_judged(&mut self) -> Result<Option<String>> {
+        let begin = Instant::now();
+        loop {
+            self.booster.check_alive()?;
+            let account = self.account();
+            if !account.refused.is_empty() || !account.means.is_empty() {
+                return Ok(Some(account.refused).filter(|why| !why.is_empty()));
+            }
+            ensure!(begin.elapsed() < LIMIT, "the booster says nothing of the guest");
+            thread::sleep(Duration::from_millis(5)); // polls two conditions
+        }
+    }
+
+    /// From now on this one boosts. Waits until everything is paid back, so that no path has the
+    /// debts of the one before.
+    pub(crate) fn select(&self, source: Source) -> Result<()> {
+        *self.shared.source.lock().unwrap_or_else(PoisonError::into_inner) = Source::None;
+        let begin = Instant::now();
+        let settled = || {
+            let at = Duration::from_millis(self.shared.boosted_at.load(Ordering::Relaxed));
+            at == Duration::ZERO || self.shared.began.elapsed() > at + SETTLED
+        };
+        while !settled() || self.account().unpaid_us > 0 {
+            ensure!(begin.elapsed() < LIMIT, "the guest does not pay back: {:?}", self.account());
+            thread::sleep(Duration::from_millis(5)); // polls two conditions
+        }
+        self.shared.boosted_at.store(0, Ordering::Relaxed);
+        *self.shared.source.lock().unwrap_or_else(PoisonError::into_inner) = source;
+        Ok(())
+    }
+
+    /// The guest's account.
+    pub(crate) fn account(&self) -> Account {
+        self.shared.account.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for Boosting {
+    fn drop(&mut self) {
+        self.shared.stops.store(true, Ordering::Relaxed);
+        if let Some(relay) = self.relay.take()
+            && let Ok(Err(error)) = relay.join()
+        {
+            eprintln!("the relay to the booster: {error:#}");
+        }
+    }
+}
+
+struct Relay {
+    shared: Arc<Shared>,
+    daemon: OwnedFd,
+    listener: OwnedFd,
+    booster: Option<OwnedFd>,
+    /// The boosted guest.
+    vm: Option<u16>,
+    tap: String,
+    /// That were sent to it.
+    frames: u64,
+    hold: Duration,
+}
+
+impl Relay {
+    fn run(&mut self) -> Result<()> {
+        self.booster = Some(accept_with(&self.listener, SocketFlags::CLOEXEC)?);
+        let mut last = Source::None;
+        while !self.shared.stops.load(Ordering::Relaxed) {
+            let source = *self.shared.source.lock().unwrap_or_else(PoisonError::into_inner);
+            let wait = if source == Source::Tap { LOOK_MS } else { 20 };
+            self.pass(wait, source)?;
+            if source == Source::Tap {
+                self.look_at_tap(last != source)?;
+            }
+            if source != last
+                && let Some(vm) = self.vm
+            {
+                self.tell(&Order::End { vm })?; // of the path before
+            }
+            last = source;
+        }
+        Ok(())
+    }
+
+    /// Passes on what there is, or comes within so many milliseconds.
+    fn pass(&mut self, wait: u8, source: Source) -> Result<()> {
+        let Some(booster) = &self.booster else { return Ok(()) };
+        let mut fds = [
+            PollFd::new(self.daemon.as_fd(), PollFlags::POLLIN),
+            PollFd::new(booster.as_fd(), PollFlags::POLLIN),
+        ];
+        poll(&mut fds, PollTimeout::from(wait))?;
+        let mut buf = [0; PACKET_BYTES_MAX];
+        while let Some(len) = receive(&self.daemon, &mut buf)? {
+            match serde_json::from_slice(&buf[..len])? {
+                Order::Vm { vm, boost: Some(_), .. } => self.vm = Some(vm),
+                Order::Boost { .. } if source != Source::Daemon => continue,
+                Order::Boost { .. } => self.note_boost(),
+                _ => {}
+            }
+            send(booster.as_raw_fd(), &buf[..len], MsgFlags::MSG_NOSIGNAL)?;
+        }
+        while let Some(len) = receive(booster, &mut buf)? {
+            if let Report::Account { account, .. } = serde_json::from_slice(&buf[..len])? {
+                *self.shared.account.lock().unwrap_or_else(PoisonError::into_inner) = account;
+            }
+            send(self.daemon.as_raw_fd(), &buf[..len], MsgFlags::MSG_NOSIGNAL)?;
+        }
+        Ok(())
+    }
+
+    /// Boosts while frames arrive. `first`: those that are there already are of another path.
+    fn look_at_tap(&mut self, first: bool) -> Result<()> {
+        // Of this thread's network namespace; what the host sends is what the guest gets.
+        let text = read_to_string("/proc/thread-self/net/dev")?;
+        let line = text.lines().find_map(|line| line.trim().strip_prefix(&self.tap));
+        let line = line.context("the guest's tap")?.trim_start_matches(':');
+        let frames = line.split_whitespace().nth(9).context("sent packets")?.parse()?;
+        let arrived = std::mem::replace(&mut self.frames, frames) != frames && !first;
+        if let (true, Some(vm)) = (arrived, self.vm) {
+            let for_us = u64::try_from(self.hold.as_micros())?;
+            self.note_boost();
+            // A boost that ends with its time would count as waste.
+            self.tell(&Order::Boost { vm, claim: Claim::Reading, for_us })?;
+        }
+        Ok(())
+    }
+
+    fn note_boost(&self) {
+        let at = u64::try_from(self.shared.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.shared.boosted_at.store(at, Ordering::Relaxed);
+    }
+
+    fn tell(&self, order: &Order) -> Result<()> {
+        let Some(booster) = &self.booster else { return Ok(()) };
+        let packet = serde_json::to_vec(order)?;
+        send(booster.as_raw_fd(), &packet, MsgFlags::MSG_NOSIGNAL)?;
+        Ok(())
+    }
+}
+
+/// A packet, if there is one. Errors: the other end is gone.
+fn receive(fd: &OwnedFd, buf: &mut [u8]) -> Result<Option<usize>> {
+    match recv(fd.as_raw_fd(), buf, MsgFlags::MSG_DONTWAIT) {
+        Err(Errno::EAGAIN | Errno::EINTR) => Ok(None),
+        Ok(0) => anyhow::bail!("the other end is gone"),
+        result => Ok(Some(result?)),
+    }
+}
