@@ -160,6 +160,12 @@ pub const SENT_RUNS_MIN: u64 = 16;
 /// The most that are kept: an ACK with SACK blocks looks at each, and R chooses how many there are.
 /// 2048 holes are the losses of one segment in 100 of a window of 290 MB.
 pub const SENT_RUNS_MAX: u64 = 4096;
+/// Copies of a repair that are remembered, neighbours as one, until each is known to have been
+/// needless (FLOOD-44): 2 KiB, while there is a repair. A repair of more is not undone.
+pub const REMEMBERED_COPIES_MAX: usize = 64;
+/// The most segments without SACK that may overtake one before it counts as lost (FLOOD-45).
+/// Linux: `tcp_max_reordering`.
+pub const REORDERING_MAX: u64 = 300;
 /// First windows of senders that must be free; otherwise a VM's guest is told to stop flooding
 /// (FLOOD-28). So many connections may begin until the guest knows.
 pub const FLOODING_PLACES: u64 = 8;

@@ -125,13 +125,27 @@ impl World {
                     blocks.iter().take(4).map(|(from, to)| (at(*from), at(*to))).collect();
                 let edge = self.una + u64::from(*room) % STREAM;
                 let ack = at(*part);
-                self.hears(&NetAck { ack, blocks: &blocks, edge, ece: *ece, bare: *bare });
+                self.hears(&NetAck {
+                    ack,
+                    blocks: &blocks,
+                    edge,
+                    ece: *ece,
+                    echo: None,
+                    bare: *bare,
+                });
             }
             Op::Lie(number) => {
                 let ack = FIRST + u64::from(*number) % STREAM;
                 let blocks = [(ack, ack + self.mss), (ack.saturating_sub(9), u64::MAX)];
                 let edge = self.edge;
-                self.hears(&NetAck { ack, blocks: &blocks, edge, ece: false, bare: true });
+                self.hears(&NetAck {
+                    ack,
+                    blocks: &blocks,
+                    edge,
+                    ece: false,
+                    echo: None,
+                    bare: true,
+                });
             }
             Op::Wait(us) => self.waits(Duration::from_micros(u64::from(*us))),
             Op::Timer => self.reaches_timer(),
@@ -232,7 +246,14 @@ impl World {
             while self.sends(ROOM_MAX, u64::MAX) {}
             self.waits(Duration::from_millis(1));
             let edge = FIRST + STREAM;
-            self.hears(&NetAck { ack: self.next, blocks: &[], edge, ece: false, bare: false });
+            self.hears(&NetAck {
+                ack: self.next,
+                blocks: &[],
+                edge,
+                ece: false,
+                echo: None,
+                bare: false,
+            });
             self.holds();
         }
         panic!("{} of {} bytes arrived", self.una - FIRST, self.end - FIRST);

@@ -14,12 +14,17 @@
 //! had left, departures follow arrivals: a segment for each, and one more for each ACK that moves
 //! (RFC 9937), or twice as much after a timeout.
 //!
+//! **For nothing.** If R has a copied segment sooner than any round trip after its copy, echoes an
+//! older timestamp than the copy's, or says that something came twice, the window may be what it
+//! was before the reduction for losses, not for marks (FLOOD-44).
+//!
 //! **Also**: no new byte beyond R's window; no copy before an answer to the first can have arrived;
 //! no copy that is ECN-capable or carries CWR, and CWR on new data after a mark, once for all of a
 //! window (RFC 3168); timeouts back off (RFC 6298); a burst is no longer than 64 KiB, unless a
 //! round trip is shorter than a millisecond and a segment left in the last one (FLOOD-26); a flow
 //! is let go when nothing is under way (FLOOD-32).
 
+mod spurious;
 mod when;
 mod window;
 
@@ -34,9 +39,8 @@ use crate::history::{BASE, History, Side};
 use crate::out::{In, Out};
 use crate::wire::TcpFlags;
 
-/// Segments and bytes of a first window (RFC 6928 section 2).
+/// Segments of a first window (RFC 6928 section 2; jumbo frames too, FLOOD-19).
 const FIRST_SEGMENTS: u64 = 10;
-const FIRST_BYTES: u64 = 14_600;
 /// Segments that may leave beyond a window: two to see whether a timeout was for nothing (RFC
 /// 5682), a loss probe (RFC 8985), the first of a repair.
 const BESIDES: u64 = 4;
@@ -58,6 +62,8 @@ struct Piece {
     end: u64,
     /// When they left last.
     at: Instant,
+    /// The timestamp that they carried then.
+    stamp: Option<u32>,
     /// They left more than once.
     copied: bool,
     /// They have left since the window was last reduced.
@@ -92,6 +98,8 @@ struct Heard<'a> {
     at: Instant,
     ack: u64,
     blocks: &'a [(u64, u64)],
+    /// The timestamp that it echoes.
+    echo: Option<u32>,
     /// It came without data.
     alone: bool,
     /// It speaks of a mark, and whether that is certainly believed.
@@ -109,6 +117,7 @@ struct Left {
     size: u64,
     /// The highest edge that R has shown.
     edge: u64,
+    stamp: Option<u32>,
     /// It is ECN-capable, or carries CWR.
     capable: bool,
     cwr: bool,
@@ -136,6 +145,8 @@ pub(crate) struct Sending {
     under_way: u64,
     window: Window,
     repair: Option<Repair>,
+    /// The window before the last reduction for losses.
+    kept: Option<Window>,
     /// A repair that a timeout for nothing would end, if the host thinks so too.
     doubted: Option<Repair>,
     /// Bytes that the newest acknowledgement was the first to speak of.
@@ -171,7 +182,7 @@ pub(crate) struct Sending {
 }
 
 fn first_window(mss: u64) -> u64 {
-    (FIRST_SEGMENTS * mss).min(FIRST_BYTES.max(2 * mss))
+    FIRST_SEGMENTS * mss
 }
 
 impl Sending {
@@ -268,7 +279,7 @@ impl Sending {
         self.note_flight(at);
         let used = 2 * self.used() + 2 * BESIDES * self.mss >= self.window.size;
         let (moved, is_alone) = (ack - self.una, heard.alone && self.una < self.next);
-        let sacked = self.sacked();
+        let (sacked, late) = (self.sacked(), self.is_late(heard));
         let (mut new, original) = self.take(at, ack, &blocks);
         self.newest = (new + sacked).saturating_sub(self.sacked());
         (self.una, self.silence) = (ack, None);
@@ -291,6 +302,11 @@ impl Sending {
                 self.change(ack, self.next, |p, _| p.counts = true);
             }
         }
+        if let Some(kept) = self.kept.take_if(|_| late) {
+            self.window = kept.at_least(self.window.size);
+            self.doubted = self.repair.take().or(self.doubted);
+            self.change(ack, self.next, |p, _| p.counts = true);
+        }
         self.doubted = self.doubted.filter(|repair| ack < repair.until);
         if used {
             self.window.grow(at, moved, self.mss);
@@ -298,6 +314,7 @@ impl Sending {
         let marked = marked && self.ecn && self.capable;
         if marked && ack > self.marks_from && self.repair.is_none() {
             self.reduce(at, new, None);
+            self.kept = None;
             self.cwr_due = heard.sure;
             self.repair = self.repair.filter(|_| ack < self.next);
         }
@@ -307,6 +324,9 @@ impl Sending {
 
     /// Once for all that is lost or marked in a round trip; `arrived` since it was noticed.
     fn reduce(&mut self, at: Instant, arrived: u64, undo: Option<Window>) {
+        if self.repair.is_none() {
+            self.kept = Some(self.window);
+        }
         self.window.reduce(at, self.used(), self.mss);
         self.marks_from = self.next;
         self.begin_repair(arrived, undo);
@@ -374,7 +394,8 @@ impl Sending {
             self.note_copy(at, from, to);
             self.backs_off(at, from)?;
             self.change(from, to, |p, _| {
-                (p.at, p.copied, p.counts, p.sacked) = (at, true, true, false);
+                (p.at, p.stamp) = (at, left.stamp);
+                (p.copied, p.counts, p.sacked) = (true, true, false);
             });
         } else {
             if capable && !self.ecn {
@@ -429,7 +450,8 @@ impl Sending {
         let mut from = self.next;
         while from < left.to {
             let end = (from + left.size).min(left.to);
-            let piece = Piece { end, at: left.at, copied: false, counts: true, sacked: false };
+            let (copied, counts, sacked) = (false, true, false);
+            let piece = Piece { end, at: left.at, stamp: left.stamp, copied, counts, sacked };
             self.pieces.insert(from, piece);
             from = end;
         }
@@ -441,9 +463,11 @@ impl Sending {
         if !self.sack && self.repair.is_some() {
             return Ok(()); // what is under way is a guess
         }
-        // Duplicate ACKs let new segments out before anything is acknowledged (RFC 3042).
+        // Duplicate ACKs let new segments out before anything is acknowledged (RFC 3042). Without
+        // SACK each speaks of one that has arrived, however many do (FLOOD-45).
         let heard = self.moved_at.is_some() || self.duplicates > 0;
         let besides = if heard { BESIDES } else { u64::from(probes) };
+        let besides = besides + if self.sack { 0 } else { self.duplicates };
         let (have, most) = (self.under_way, self.window.size);
         match have <= most + besides * self.mss {
             true => Ok(()),
@@ -491,7 +515,8 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
     let blocks: Vec<(u64, u64)> = blocks.map(|&(from, to)| (near(from), near(to))).collect();
     let (alone, marked) = (s.end == s.seq, s.tcp.flags.contains(TcpFlags::ECE));
     let (at, ack, sure) = (s.at, s.ack, s.counts);
-    h.quality.sending.on_ack(&Heard { at, ack, blocks: &blocks, alone, marked, sure });
+    let echo = s.tcp.options.timestamps.map(|ts| ts.tsecr);
+    h.quality.sending.on_ack(&Heard { at, ack, blocks: &blocks, echo, alone, marked, sure });
 }
 
 /// Between two steps of the host.
@@ -555,7 +580,8 @@ pub(crate) fn on_out(h: &mut History, o: &Out<'_>) -> Ensure {
     let (capable, cwr) = (matches!(o.ip.tos & 3, 1 | 2), o.tcp.flags.contains(TcpFlags::CWR));
     let handed = sending.is_handed(o);
     sending.handed_left |= handed;
-    let sent = sending.on_sent(&Left { at: o.at, from, to, size, edge, capable, cwr });
+    let stamp = o.tcp.options.timestamps.map(|ts| ts.tsval);
+    let sent = sending.on_sent(&Left { at: o.at, from, to, size, edge, stamp, capable, cwr });
     if handed && sent.is_err() {
         sending.doubtful = sent.err(); // the end of the step says whose it was
         return Ok(());

@@ -59,7 +59,11 @@ pub trait Controller {
     /// (RFC 5681 section 4.1).
     fn on_idle(&mut self, cwnd: u64);
 
-    /// The last reduction was for nothing: what was thought lost had arrived (RFC 5682, RFC 4015).
+    /// A reduction comes that may turn out to be for nothing: remembers the window.
+    fn keep(&mut self);
+
+    /// All reductions since [`Self::keep`] were for nothing: what was thought lost had arrived (RFC
+    /// 5682, RFC 4015).
     fn on_spurious(&mut self);
 
     /// Segments are of this size from now on (RFC 1191).
@@ -173,6 +177,12 @@ macro_rules! controllers {
                 }
             }
 
+            fn keep(&mut self) {
+                match self {
+                    $(Self::$name(c) => c.keep(),)*
+                }
+            }
+
             fn on_spurious(&mut self) {
                 match self {
                     $(Self::$name(c) => c.on_spurious(),)*
@@ -196,9 +206,10 @@ controllers! {
     Reno = "reno",
 }
 
-/// The initial window: ten segments, but no more than 14,600 bytes unless two segments are (RFC
-/// 6928 section 2). One, if the SYN or SYN-ACK was lost more than once.
+/// The initial window: ten segments, or one if the SYN or SYN-ACK was lost more than once (RFC 6928
+/// section 2). Jumbo frames too, as Linux has it (`TCP_INIT_CWND`); the RFC's limit of 14,600 bytes
+/// is not the field's (FLOOD-19).
 #[must_use]
 pub fn initial_window(mss: u64, handshake_was_lost: bool) -> u64 {
-    if handshake_was_lost { mss } else { (10 * mss).min(14_600.max(2 * mss)) }
+    if handshake_was_lost { mss } else { 10 * mss }
 }

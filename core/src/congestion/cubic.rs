@@ -35,7 +35,7 @@ const ALPHA: (u64, u64) = (9, 17);
 pub struct Cubic {
     window: Window,
     curve: Curve,
-    /// As it was before the last reduction, should that have been for nothing (section 4.9).
+    /// As it was before reductions that may have been for nothing (section 4.9).
     before: Curve,
 }
 
@@ -123,11 +123,6 @@ impl Cubic {
         let curve = Curve::default();
         Self { window, curve, before: curve }
     }
-
-    fn note_reduction(&mut self) {
-        self.before = self.curve;
-        self.curve.on_reduction(self.window.cwnd());
-    }
 }
 
 impl Controller for Cubic {
@@ -165,13 +160,13 @@ impl Controller for Cubic {
     }
 
     fn on_congestion(&mut self, _now: Instant, in_use: u64) {
-        self.note_reduction();
+        self.curve.on_reduction(self.window.cwnd());
         self.window.reduce(in_use * BETA.0 / BETA.1);
     }
 
     fn on_timeout(&mut self, _now: Instant, in_use: u64, first: bool) {
         if first {
-            self.note_reduction();
+            self.curve.on_reduction(self.window.cwnd());
         }
         self.window.collapse(first.then_some(in_use * BETA.0 / BETA.1));
         self.curve.epoch = None;
@@ -181,6 +176,11 @@ impl Controller for Cubic {
     fn on_idle(&mut self, cwnd: u64) {
         self.window.restart(cwnd);
         self.curve.epoch = None;
+    }
+
+    fn keep(&mut self) {
+        self.before = self.curve;
+        self.window.keep();
     }
 
     fn on_spurious(&mut self) {

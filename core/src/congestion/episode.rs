@@ -11,10 +11,14 @@
 //!     +------------> Timeout ------------------------------------------> Open
 //! ```
 //!
+//! What was thought lost may only have been late ([`copies`](super::copies)): then the phase is
+//! `Open` at once, and the window what it was (FLOOD-44).
+//!
 //! In `Recovery` and `Reduction` [`Prr`] bounds sending, otherwise the controller's window does. If
 //! a retransmission is lost, a new recovery begins (RFC 5681 section 4.3).
 
 use crate::congestion::controller::{Ack, AnyController, Controller, initial_window};
+use crate::congestion::copies::Copies;
 use crate::congestion::prr::{Progress, Prr};
 use crate::congestion::sender::SenderConfig;
 use crate::congestion::validation::Validation;
@@ -69,6 +73,8 @@ pub struct Episode {
     /// Something beyond was lost: it was sent after the reduction, and is a congestion of its own.
     lost_beyond: bool,
     prr: Prr,
+    /// Those of this repair, or the last one: whether they were needed.
+    copies: Copies,
     mss: u64,
     initial_window: u64,
     /// The last ACK: time since then in which the window was not used does not count.
@@ -80,6 +86,8 @@ pub struct Episode {
     /// R is to be told that the window was reduced, for whatever reason (CWR, RFC 3168 section
     /// 6.1.2).
     cwr_due: bool,
+    /// And was so before the repair began.
+    cwr_was_due: bool,
     /// Marks count again once more than this is acknowledged: R has got CWR then.
     marks_count_from: u64,
 }
@@ -96,12 +104,14 @@ impl Episode {
             until: 0,
             lost_beyond: false,
             prr: Prr::default(),
+            copies: Copies::default(),
             mss,
             initial_window,
             judged_at: now,
             reduced_at: Instant::ZERO,
             ecn,
             cwr_due: false,
+            cwr_was_due: false,
             marks_count_from: 0,
         }
     }
@@ -140,6 +150,12 @@ impl Episode {
     #[must_use]
     pub const fn reduced_at(&self) -> Instant {
         self.reduced_at
+    }
+
+    /// What is known of the copies of the repair.
+    #[must_use]
+    pub const fn copies(&mut self) -> &mut Copies {
+        &mut self.copies
     }
 
     /// Bytes that may be sent while `in_flight` are under way.
@@ -232,10 +248,24 @@ impl Episode {
 
     fn begin(&mut self, phase: Phase, n: &News) {
         let Ack { now, una, next, .. } = n.ack;
+        if self.phase != Phase::Open {
+            // A reduction within one: what was kept stays, if it is to be undone at all.
+        } else if phase == Phase::Recovery {
+            self.keep(una, !n.marked);
+        } else {
+            self.copies.forbid();
+        }
         self.reduce(now, n.flight_before, next);
         self.phase = if una < next { phase } else { Phase::Open }; // over already
         self.until = next;
         self.prr = Prr::new(n.flight_before - n.sacked_before);
+    }
+
+    /// A repair begins of which it is not known whether it is needed.
+    fn keep(&mut self, una: u64, may_undo: bool) {
+        self.controller.keep();
+        self.copies.begin(una, may_undo);
+        self.cwr_was_due = self.cwr_due;
     }
 
     fn reduce(&mut self, now: Instant, flight: u64, next: u64) {
@@ -268,6 +298,7 @@ impl Episode {
     /// A probe has repaired a loss that nothing else showed (RFC 8985 section 7.4.2).
     pub fn on_repaired_by_probe(&mut self, now: Instant, flight: u64, next: u64) {
         if self.phase == Phase::Open {
+            self.copies.forbid();
             self.reduce(now, flight, next);
         }
     }
@@ -275,6 +306,11 @@ impl Episode {
     /// The retransmission timeout. `flight`: bytes sent and not acknowledged; `next`: end of what
     /// was sent; `first`: these bytes have not timed out before.
     pub fn on_timeout(&mut self, now: Instant, flight: u64, next: u64, first: bool) {
+        match self.phase {
+            Phase::Open | Phase::Reduction => self.keep(next - flight, true),
+            Phase::Timeout if first => self.keep(next - flight, true),
+            Phase::Timeout | Phase::Recovery => {} // the window was kept already
+        }
         let in_use = self.validation.in_use(flight, self.controller.cwnd());
         self.controller.on_timeout(now, in_use, first);
         self.note_reduction(now, next);
@@ -282,10 +318,12 @@ impl Episode {
         self.until = next;
     }
 
-    /// The last reduction was for nothing.
+    /// The repair was for nothing.
     pub fn on_spurious(&mut self) {
         self.controller.on_spurious();
+        self.copies.clear();
         self.phase = Phase::Open;
+        self.cwr_due &= self.cwr_was_due; // Linux: `tcp_ecn_withdraw_cwr()`
     }
 
     /// So much was sent, new or again.
@@ -324,6 +362,7 @@ impl Episode {
         let is_initial = self.controller.cwnd() <= self.initial_window;
         let one = self.initial_window <= self.mss;
         self.initial_window = initial_window(mss, one);
+        self.copies.forbid(); // a window of longer segments would come back
         self.mss = mss;
         self.controller.on_mss(mss);
         if is_one {

@@ -23,6 +23,7 @@
 //! | [`reno`], [`cubic`] | a controller each | RFC 5681, RFC 9438 |
 //! | [`window`] | slow start, which both share, with HyStart++ | RFC 5681, RFC 9406 |
 //! | [`validation`] | whether the window was used, so that it may grow | RFC 7661 |
+//! | [`copies`] | whether a repair was for nothing | FLOOD-44, RFC 3708 |
 //! | [`prr`] | how much is sent for each ACK during a reduction | RFC 9937 |
 //! | [`scoreboard`] | which bytes are under way, SACKed, lost, sent again | RFC 2018, RFC 6675 |
 //! | [`rack`] | which of them are lost, and when a probe is due | RFC 8985 |
@@ -41,6 +42,7 @@
 //! [`controller`].
 
 pub mod controller;
+pub mod copies;
 pub mod cubic;
 pub mod episode;
 pub mod pacer;

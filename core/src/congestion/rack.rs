@@ -7,6 +7,7 @@
 
 use crate::congestion::rtt::RttEstimator;
 use crate::congestion::scoreboard::Piece;
+use crate::limits::REORDERING_MAX;
 use crate::time::{Duration, Instant};
 
 /// Segments SACKed that mean a loss without waiting, while no reordering was seen (`DupThresh`).
@@ -42,6 +43,8 @@ pub struct Rack {
     persist: u8,
     /// The window was widened in a round that ends here (`RACK.dsack_round`).
     dsack_round: Option<u64>,
+    /// Segments that have overtaken one without SACK, if more than `DUP_THRESHOLD`.
+    overtaking: u64,
 }
 
 impl Rack {
@@ -59,6 +62,29 @@ impl Rack {
         if self.is_newer(p.sent_at, p.to) {
             (self.sent_at, self.end, self.rtt) = (p.sent_at, p.to, sample);
         }
+    }
+
+    /// Something was thought lost because of what had arrived, and was only late (FLOOD-45).
+    pub const fn on_late(&mut self) {
+        self.reordering_seen = true;
+    }
+
+    /// So many segments have overtaken one, as far as R without SACK can tell, and it was not lost
+    /// (Linux: `tcp_check_reno_reordering()`).
+    pub fn on_overtaken(&mut self, segments: u64) {
+        self.overtaking = self.overtaking.max(segments.min(REORDERING_MAX));
+    }
+
+    /// A timeout although more than the least number had overtaken: that number is enough again
+    /// (Linux: `tcp_enter_loss()`).
+    pub const fn forget_overtaking(&mut self) {
+        self.overtaking = 0;
+    }
+
+    /// Duplicate ACKs that mean a loss without SACK.
+    #[must_use]
+    pub fn duplicates_of_loss(&self) -> u64 {
+        self.overtaking.max(DUP_THRESHOLD)
     }
 
     /// R has got something twice: reordering was taken for loss (section 6.2, step 4).

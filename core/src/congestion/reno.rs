@@ -62,6 +62,10 @@ impl Controller for Reno {
         self.window.restart(cwnd);
     }
 
+    fn keep(&mut self) {
+        self.window.keep();
+    }
+
     fn on_spurious(&mut self) {
         self.window.undo();
     }

@@ -18,7 +18,7 @@ mod timer;
 use crate::congestion::controller::{Ack, Algorithm, AnyController, Controller};
 use crate::congestion::episode::{Episode, News, Phase};
 use crate::congestion::pacer::Pacer;
-use crate::congestion::rack::{LossProbe, ProbeAnswer, Rack};
+use crate::congestion::rack::{DUP_THRESHOLD, LossProbe, ProbeAnswer, Rack};
 use crate::congestion::rtt::RttEstimator;
 use crate::congestion::scoreboard::Scoreboard;
 use crate::time::{Duration, Instant};
@@ -63,6 +63,8 @@ pub struct NetAck<'a> {
     pub edge: u64,
     /// R says that something was marked.
     pub ece: bool,
+    /// The timestamp of G that R echoes, if timestamps were negotiated.
+    pub echo: Option<u32>,
     /// It came alone, and shows the same edge: a duplicate, if it acknowledges nothing new (RFC
     /// 5681 section 2).
     pub bare: bool,
@@ -143,6 +145,8 @@ pub struct Sender {
     probes: u8,
     /// Segments that left more than once.
     retransmissions: u64,
+    /// The timestamp of what leaves now, if timestamps were negotiated.
+    stamp: Option<u32>,
 }
 
 impl Sender {
@@ -172,6 +176,7 @@ impl Sender {
             timed_out: false,
             probes: 0,
             retransmissions: 0,
+            stamp: None,
         }
     }
 
@@ -300,6 +305,11 @@ impl Sender {
         self.end = self.end.max(end);
     }
 
+    /// What leaves from now on carries this timestamp.
+    pub const fn set_stamp(&mut self, stamp: Option<u32>) {
+        self.stamp = stamp;
+    }
+
     /// An acknowledgement of R, at least `una`.
     pub fn on_ack(&mut self, now: Instant, a: &NetAck<'_>) {
         if a.ack < self.una() || a.ack > self.next() {
@@ -307,10 +317,11 @@ impl Sender {
         }
         let before = self.flight_now();
         let dsack = evidence::dsack(a);
-        if dsack.is_some() {
-            self.rack.on_dsack(a.ack, self.next());
-        }
         let mut arrived = self.take(now, a);
+        if let Some((from, to)) = dsack {
+            self.rack.on_dsack(a.ack, self.next());
+            arrived.late |= self.episode.copies().on_dsack(from, to);
+        }
         self.net_edge = a.edge;
         if let Some(sample) = arrived.sample {
             self.rtt.on_sample(now, sample);
@@ -325,6 +336,7 @@ impl Sender {
         if self.probe.on_ack(a.ack, twice, duplicate) == ProbeAnswer::Repaired {
             self.episode.on_repaired_by_probe(now, before.flight, self.next());
         }
+        self.judge_copies(dsack.is_some(), &arrived);
         if self.doubt != Doubt::None {
             // Data of R, or a window, that repeats an acknowledgement does not answer the copy: in
             // RFC 5682 section 3.1 only duplicates and ACKs of more do.
@@ -336,7 +348,13 @@ impl Sender {
         if !self.sack {
             arrived.delivered = self.count_duplicates(now, duplicate, arrived.acked);
         }
-        let lost = self.find_losses(now, duplicate, moved, before.una);
+        let others_are_out = self.episode.phase() == Phase::Recovery;
+        let lost = if arrived.late && moved && others_are_out && self.episode.copies().may_undo() {
+            self.board.unmark_lost();
+            Lost::default() // more may only be late (Linux: `tcp_try_undo_partial()`)
+        } else {
+            self.find_losses(now, duplicate, moved, before.una)
+        };
         self.tell(now, before, &arrived, lost);
         if self.probes > 0 && self.net_edge > self.una() {
             self.probes = 0;
@@ -386,7 +404,11 @@ impl Sender {
     fn on_retransmission_timeout(&mut self, now: Instant) {
         let first = !core::mem::replace(&mut self.timed_out, true);
         let flight = self.board.flight();
-        let doubtful = self.sack && !self.episode.is_repairing();
+        // Also if nothing was heard since the last one (Linux: `tcp_enter_loss()`).
+        let doubtful = !self.episode.is_repairing() || (!first && self.doubt == Doubt::Begun);
+        if self.episode.phase() == Phase::Open && self.duplicates >= DUP_THRESHOLD {
+            self.rack.forget_overtaking();
+        }
         self.doubt = if doubtful { Doubt::Begun } else { Doubt::None };
         self.give_up_what_is_late(now, self.next(), Instant::MAX);
         self.duplicates = 0;
@@ -498,6 +520,8 @@ struct Arrived {
     copies: u64,
     /// Something that a timeout thought lost, and that left once.
     originals: bool,
+    /// Something for which what had arrived has called, or would have: it was only late.
+    late: bool,
     /// By how many bytes the acknowledgement moved.
     acked: u64,
     /// A round trip.

@@ -37,25 +37,26 @@ pub struct Window {
     mss: u64,
     /// Rounds of the first slow start; later ones know where they end.
     rounds: Rounds,
-    /// Before the last reduction: `cwnd` and `ssthresh`, should it have been for nothing.
-    before: (u64, u64),
+    /// `cwnd`, `ssthresh` and rounds before reductions that may have been for nothing.
+    before: (u64, u64, Rounds),
 }
 
 impl Window {
     /// A window of `cwnd` bytes, in slow start.
     #[must_use]
     pub fn new(mss: u64, cwnd: u64) -> Self {
-        let ssthresh = u64::MAX;
-        Self { cwnd, ssthresh, mss, rounds: Rounds::new(), before: (cwnd, ssthresh) }
+        let (ssthresh, rounds) = (u64::MAX, Rounds::new());
+        Self { cwnd, ssthresh, mss, rounds, before: (cwnd, ssthresh, rounds) }
     }
 
     /// A window of `cwnd` bytes of a path that is known: slow start ends at `ssthresh`.
     #[must_use]
     pub fn resumed(mss: u64, cwnd: u64, ssthresh: u64) -> Self {
-        let mut window = Self { ssthresh, before: (cwnd, ssthresh), ..Self::new(mss, cwnd) };
+        let mut window = Self { ssthresh, ..Self::new(mss, cwnd) };
         if ssthresh < u64::MAX {
             window.rounds.end();
         }
+        window.keep();
         window
     }
 
@@ -112,7 +113,6 @@ impl Window {
 
     /// A reduction to `ssthresh`, or two segments; never to more than there was.
     pub fn reduce(&mut self, ssthresh: u64) {
-        self.before = (self.cwnd, self.ssthresh);
         self.ssthresh = ssthresh.max(SSTHRESH_SEGMENTS_MIN * self.mss);
         self.cwnd = self.cwnd.min(self.ssthresh);
         self.rounds.end();
@@ -139,11 +139,16 @@ impl Window {
         }
     }
 
-    /// The last reduction is undone.
+    /// Reductions may follow that are for nothing.
+    pub const fn keep(&mut self) {
+        self.before = (self.cwnd, self.ssthresh, self.rounds);
+    }
+
+    /// All reductions since [`Self::keep`] are undone.
     pub fn undo(&mut self) {
-        let (cwnd, ssthresh) = self.before;
+        let (cwnd, ssthresh, rounds) = self.before;
         self.cwnd = self.cwnd.max(cwnd);
-        self.ssthresh = ssthresh;
+        (self.ssthresh, self.rounds) = (ssthresh, rounds);
     }
 
     /// Segments are of this size from now on; the window stays what it is in bytes, but no less

@@ -21,8 +21,9 @@ impl Flow {
     ) -> Option<Delivery> {
         let ip_tcp_len = self.ip_tcp_len(cx);
         let headers = self.template.l2_to_net().len() + index(ip_tcp_len);
+        let stamp = self.options.timestamps.then(|| self.timestamps.to_net().tsval);
         let flooded = self.losses.flooded_mut()?;
-        let found = flooded.poll(cx, IP_LEN_MAX - ip_tcp_len);
+        let found = flooded.poll(cx, IP_LEN_MAX - ip_tcp_len, stamp);
         if let Some((segment, ..)) = &found {
             let bytes = headers + index(segment.to - segment.from);
             cx.out.departures.on_sent(cx.key.port, bytes);

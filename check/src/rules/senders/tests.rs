@@ -24,14 +24,15 @@ fn judge(mut sending: Sending, script: &str) -> Result<(), String> {
         let says = |word| rest.contains(&word);
         if what == "ack" {
             let (ack, marked) = (number(rest[0]), says("ece"));
-            let heard = Heard { at, ack, blocks: &ranges, alone: true, marked, sure: true };
+            let heard =
+                Heard { at, ack, blocks: &ranges, echo: None, alone: true, marked, sure: true };
             sending.on_ack(&heard);
             continue;
         }
         let ((from, to), edge) = (ranges[0], 1_000_000);
         let (capable, cwr) = (says("ect"), says("cwr"));
         sending
-            .on_sent(&Left { at, from, to, size: MSS, edge, capable, cwr })
+            .on_sent(&Left { at, from, to, size: MSS, edge, stamp: None, capable, cwr })
             .map_err(|what| format!("{line}: {what}"))?;
     }
     Ok(())
@@ -129,12 +130,34 @@ fn what_is_lost_leaves_again_as_other_segments_arrive() {
 #[test]
 fn after_a_loss_a_window_is_seven_tenths_of_what_was_used() {
     // 28 segments were under way, so 19.6 are left, and a segment more each round trip.
-    let over = "201 > 18000:19000\n 300 ack 46000";
-    is_fine(&format!("{A_LOSS}\n {over}\n 300 > 46000:69000"));
+    let over = "201 > 18000:19000\n 301 ack 46000";
+    is_fine(&format!("{A_LOSS}\n {over}\n 301 > 46000:69000"));
     is_wrong(
-        &format!("{A_LOSS}\n {over}\n 300 > 46000:72000"),
+        &format!("{A_LOSS}\n {over}\n 301 > 46000:72000"),
         "26000 bytes under way to R in a window of 21028",
     );
+}
+
+/// As above, but the window of 28 segments is back.
+#[test]
+fn flood_44_a_reduction_for_what_was_only_late_may_be_undone() {
+    let copy = "201 > 18000:19000";
+    let all = "46000:72000";
+    for said in ["280 ack 46000", "301 ack 46000\n 302 ack 46000 18000:19000"] {
+        is_fine(&format!("{A_LOSS}\n {copy}\n {said}\n 303 > {all}"));
+    }
+    is_wrong(
+        &format!("{A_LOSS}\n {copy}\n 301 ack 46000\n 303 > {all}"),
+        "26000 bytes under way to R in a window of 21028",
+    );
+}
+
+#[test]
+fn flood_45_without_sack_each_duplicate_lets_a_segment_out() {
+    let sent = "0 > 0:10000\n 100 ack 10000\n 100 > 10000:30000";
+    let many = "200 ack 10000\n".repeat(9);
+    assert_eq!(without_sack(&format!("{sent}\n {many} 201 > 30000:39000")), Ok(()));
+    assert!(without_sack(&format!("{sent}\n {many} 201 > 30000:44000")).is_err());
 }
 
 #[test]
@@ -176,11 +199,11 @@ fn behind_a_pause_a_short_path_s_burst_is_64_kib_whatever_is_under_way() {
         s.window = Window::first(200_000);
         let left = |at, from, to| {
             let (size, edge, capable, cwr) = (MSS, 1_000_000, false, false);
-            Left { at, from, to, size, edge, capable, cwr }
+            Left { at, from, to, size, edge, stamp: None, capable, cwr }
         };
         s.on_sent(&left(at(0), 0, 1000)).expect("a first segment");
         let (blocks, alone, marked, sure) = (&[][..], true, false, true);
-        s.on_ack(&Heard { at: at(100), ack: 1000, blocks, alone, marked, sure });
+        s.on_ack(&Heard { at: at(100), ack: 1000, blocks, echo: None, alone, marked, sure });
         s.on_sent(&left(at(100), 1000, 2000)).expect("a last segment");
         let burst = s.on_sent(&left(at(100 + pause_us), 2000, 100_000));
         assert_eq!(burst.is_err(), is_too_much, "{pause_us} us: {burst:?}");

@@ -25,6 +25,11 @@ impl Window {
         Self { size, slow_to: u64::MAX, ..Self::default() }
     }
 
+    /// The same, if it is not narrower than this.
+    pub(super) fn at_least(self, size: u64) -> Self {
+        Self { size: self.size.max(size), reno: self.reno.max(size as f64), ..self }
+    }
+
     pub(super) fn reduce(&mut self, at: Instant, used: u64, mss: u64) {
         self.reduced = Some((at, self.size));
         self.size = (self.size.min(used) * LEFT_TENTHS / 10).max(2 * mss).min(self.size);

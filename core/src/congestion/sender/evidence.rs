@@ -11,18 +11,27 @@ impl Sender {
     /// of.
     pub(super) fn take(&mut self, now: Instant, a: &NetAck<'_>) -> Arrived {
         let timed_out = self.episode.repairs_below();
-        let (mut originals, mut copies) = (false, 0);
+        let (mut originals, mut copies, mut late, mut copied) = (false, 0, false, false);
         // While a timeout may have been for nothing, so may the copy: then its ACK is that of the
         // original, and says nothing of when what arrives now has left.
         let doubtful = self.doubt != Doubt::None;
-        let Self { board, rack, rtt, .. } = self;
+        let (una, is_timeout) = (self.una(), self.episode.phase() == Phase::Timeout);
+        let Self { board, rack, rtt, episode, .. } = self;
         let mut sample = Some(Duration::from_nanos(u64::MAX));
         let blocks = if self.sack { a.blocks } else { &[] };
         let news = board.on_ack(a.ack, blocks, |p| {
-            if !(p.again && doubtful) {
+            let is_late = if p.again {
+                let echo = a.echo.filter(|_| p.from == una);
+                episode.copies().on_arrived(now, p, rtt.min(), echo)
+            } else {
+                p.state == State::Lost && !is_timeout // of which no copy has left
+            };
+            late |= is_late;
+            if !(p.again && (doubtful || is_late)) {
                 rack.on_delivered(now, p, rtt);
             }
             if p.again {
+                copied = true;
                 // What R may have thrown away, and was not sent since, is no copy that arrives.
                 copies += if p.state == State::Flying { p.to - p.from } else { 0 };
                 // Karn: an ACK that a copy may have brought says nothing of what it also covers.
@@ -34,9 +43,30 @@ impl Sender {
             }
             originals |= !p.again && p.to <= timed_out;
         });
+        // Without SACK what a copy has brought may hide that what it also covers had come before.
+        originals &= self.sack || !copied;
         let sample = sample.filter(|rtt| *rtt < Duration::from_nanos(u64::MAX));
         let (delivered, acked) = (news.bytes, news.acked);
-        Arrived { delivered, copies, originals, acked, sample, marked: a.ece }
+        Arrived { delivered, copies, originals, late, acked, sample, marked: a.ece }
+    }
+
+    /// Whether a copy was needed, or came where the original was only late. If none was needed the
+    /// repair was for nothing (FLOOD-44); `dsack`: R says that something came twice.
+    pub(super) fn judge_copies(&mut self, dsack: bool, arrived: &Arrived) {
+        if arrived.late && self.episode.phase() != Phase::Timeout {
+            self.rack.on_late();
+            if !self.sack {
+                self.rack.on_overtaken(arrived.acked / self.mss);
+            }
+        }
+        if (arrived.late || dsack) && self.episode.copies().are_needless() {
+            self.episode.on_spurious();
+            self.board.unmark_lost();
+            self.doubt = Doubt::None;
+            if matches!(self.due, Due::First | Due::Fresh(_)) {
+                self.due = Due::Nothing;
+            }
+        }
     }
 
     /// After a timeout: whether it came too early, for what it thought lost arrives although it was
@@ -119,17 +149,28 @@ impl Sender {
         if acked > 0 {
             let counted = self.duplicates.min((acked / self.mss).saturating_sub(1));
             let over = self.una() >= self.episode.repairs_below();
+            let over = over || self.episode.phase() == Phase::Timeout;
             self.duplicates = if over { 0 } else { self.duplicates - counted };
             return acked - counted * self.mss;
         }
+        let threshold = self.rack.duplicates_of_loss();
         let most = match self.episode.phase() {
-            // Two may let new segments out (RFC 3042 section 2), the third means a loss.
-            Phase::Open | Phase::Reduction if self.may_miss_first(now) => DUP_THRESHOLD,
-            Phase::Open | Phase::Reduction => DUP_THRESHOLD - 1,
+            // Each may let a new segment out (RFC 3042 section 2), the last one means a loss.
+            Phase::Open | Phase::Reduction if self.may_miss_first(now) => threshold,
+            Phase::Open | Phase::Reduction => threshold - 1,
             Phase::Recovery => (self.duplicates_end - self.una()) / self.mss,
-            Phase::Timeout => 0, // copies of what had arrived make them too
+            // Copies of what had arrived make them too. Linux: `tcp_process_loss()`.
+            Phase::Timeout => (self.next() - self.episode.until()) / self.mss,
         };
         if !duplicate || self.duplicates >= most {
+            return 0;
+        }
+        // Where more than the least number is waited for: one segment at least is missing, so that
+        // as many as are out are of copies (Linux: `tcp_limit_reno_sacked()`).
+        let segments = self.board.flight() / self.mss;
+        let waits = most == threshold && self.duplicates >= DUP_THRESHOLD;
+        if waits && self.duplicates + 1 >= segments {
+            self.rack.on_overtaken(segments);
             return 0;
         }
         self.duplicates += 1;
@@ -144,11 +185,12 @@ impl Sender {
         self.una() > self.recover && first.is_none_or(|p| p.sent_at + shortest <= now)
     }
 
-    /// The third duplicate ACK means a loss, and while that is repaired each partial
-    /// acknowledgement another (RFC 6582 section 3.2), but not of what has left again for this
-    /// repair: R may acknowledge a copy in parts.
+    /// The third duplicate ACK, or a later one where so many have overtaken one before, means a
+    /// loss, and while that is repaired each partial acknowledgement another (RFC 6582 section
+    /// 3.2), but not of what has left again for this repair: R may acknowledge a copy in parts.
     fn is_lost_by_duplicates(&mut self, duplicate: bool, moved: bool) -> bool {
-        let third = duplicate && self.duplicates == DUP_THRESHOLD && !self.episode.is_repairing();
+        let enough = self.duplicates >= self.rack.duplicates_of_loss();
+        let third = duplicate && enough && !self.episode.is_repairing();
         if third {
             self.duplicates_end = self.next();
         }
@@ -201,7 +243,7 @@ mod tests {
     #[test]
     fn a_block_below_the_acknowledgement_or_within_the_second_is_a_dsack() {
         let dsack = |ack, blocks: &[(u64, u64)]| {
-            dsack(&NetAck { ack, blocks, edge: 9000, ece: false, bare: true }).is_some()
+            dsack(&NetAck { ack, blocks, edge: 9000, ece: false, echo: None, bare: true }).is_some()
         };
         assert!(dsack(2000, &[(1000, 2000)]));
         assert!(dsack(2000, &[(4000, 5000), (3000, 6000)]));

@@ -1,6 +1,7 @@
 //! Which segment leaves next.
 
 use super::{Due, Segment, Sender};
+use crate::congestion::episode::Phase;
 use crate::time::Instant;
 
 impl Sender {
@@ -22,6 +23,9 @@ impl Sender {
         }
         if segment.again {
             self.retransmissions += 1;
+            let missed = self.episode.phase() == Phase::Recovery;
+            let range = (segment.from, segment.to);
+            self.episode.copies().on_sent(range, now, self.stamp, missed);
             self.board.on_sent_again(segment.from, segment.to, now);
         } else {
             self.board.on_sent(segment.to, now);

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 mod hard;
+mod late;
+mod spurious;
 
 const MSS: u64 = 1000;
 /// G's first byte: the stream passes 2^32 on the wire after 4 KB.
@@ -24,7 +26,7 @@ fn reno() -> SenderConfig {
     config(Algorithm::Reno)
 }
 
-fn ms(n: u64) -> Duration {
+const fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
@@ -111,7 +113,7 @@ impl Trace {
                     }
                 }
                 let bare = edge == self.sender.net_edge;
-                let a = NetAck { ack, blocks: &blocks, edge, ece, bare };
+                let a = NetAck { ack, blocks: &blocks, edge, ece, echo: None, bare };
                 self.sender.on_ack(self.now, &a);
             }
             _ => panic!("not understood: {what}"),
@@ -316,8 +318,10 @@ fn a_timeout_sends_the_first_segment_and_doubles() {
          3300 wait
               > again 1000:2000
          3500 ack 2000
-              > again 2000:4000
-         3550 wait",
+              > 12000:14000
+         3600 ack 2000 12000:13000
+              > again 2000:3000
+         3650 wait",
     );
     let c = trace.sender.controller();
     assert_eq!((c.cwnd(), c.ssthresh()), (2 * MSS, 5 * MSS), "halved once");
@@ -610,10 +614,10 @@ fn a_timeout_that_was_only_a_delay_is_undone() {
               > 11000:12000
          1540 wait
               > again 1000:2000
-         1600 ack 2000
+         1655 ack 2000
               > 12000:14000
-         1610 ack 3000
-         1611 ack 8000
+         1660 ack 3000
+         1661 ack 8000
               > 14000:24000
          1800 wait",
     );
@@ -640,11 +644,11 @@ fn flood_22_data_of_r_does_not_decide_whether_a_timeout_was_only_a_delay() {
          1540 wait
               > again 1000:2000
          1590 ack 1000 edge 900000
-         1600 ack 2000
+         1655 ack 2000
               > 12000:14000
-         1605 ack 2000 edge 900000
-         1610 ack 3000
-         1611 ack 8000
+         1656 ack 2000 edge 900000
+         1660 ack 3000
+         1661 ack 8000
               > 14000:24000
          1800 wait",
     );
@@ -885,7 +889,7 @@ fn transfer(config: &SenderConfig, mut path: Path, bytes: u64) -> Result<Sender,
                 Event::Ack(ack, blocks) => {
                     let edge = s.net_edge.max(ack + 200_000);
                     let bare = edge == s.net_edge;
-                    let a = NetAck { ack, blocks: &blocks, edge, ece: false, bare };
+                    let a = NetAck { ack, blocks: &blocks, edge, ece: false, echo: None, bare };
                     s.on_ack(now, &a);
                 }
             }

@@ -286,13 +286,15 @@ impl Flooded {
     }
 
     /// The next bytes, at most `room`, how many of them make a segment, and whether they end a
-    /// write of G.
+    /// write of G. Their frame carries this timestamp.
     pub(in crate::tcp) fn poll(
         &mut self,
         cx: &mut FlowContext<'_, '_>,
         room: u64,
+        stamp: Option<u32>,
     ) -> Option<(Segment, u64, bool)> {
         self.listed = false;
+        self.sender.set_stamp(stamp);
         let cut = self.cut_for_trial(self.intake.cut(self.sender.next()));
         let segment = self.sender.poll(cx.now, room, cut)?;
         self.count(&mut cx.vm.counters, &segment);
@@ -409,6 +411,7 @@ impl Flow {
             blocks: &blocks[..sack.len()],
             edge: shown,
             ece: said.ece,
+            echo: said.timestamps.map(|ts| ts.tsecr),
             bare: said.bare && shown == edge,
         };
         let before = flooded.told();

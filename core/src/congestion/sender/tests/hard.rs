@@ -185,8 +185,10 @@ fn after_a_timeout_what_had_arrived_before_it_widens_no_window() {
          1300 wait
               > again 1000:2000
          1400 ack 9000
-              > again 9000:11000
-         1450 wait",
+              > 11000:13000
+         1500 ack 9000
+              > again 9000:10000
+         1550 wait",
     );
 }
 
@@ -231,11 +233,11 @@ fn duplicates_of_copies_that_were_not_needed_mean_no_loss() {
               > 1000:11000
          1300 wait
               > again 1000:2000
-         1350 ack 2000
+         1400 ack 2000
               > again 2000:4000
-         1360 ack 4000
+         1500 ack 4000
               > again 4000:8000
-         1460 ack 11000
+         1600 ack 11000
          1700 offer 15000
               > 11000:15000
          1780 ack 11000
@@ -576,7 +578,10 @@ fn flood_24_a_mark_from_before_a_pause_reduces_the_window_once() {
         let ssthresh = next.controller().ssthresh();
         let edge = first + 1_000_000;
         let ack = first + behind * MSS;
-        next.on_ack(now + us(100), &NetAck { ack, blocks: &[], edge, ece: true, bare: true });
+        next.on_ack(
+            now + us(100),
+            &NetAck { ack, blocks: &[], edge, ece: true, echo: None, bare: true },
+        );
         let reduced = next.controller().ssthresh() < ssthresh;
         assert_eq!(reduced, behind > 0, "{behind}: R has got CWR, and says so of another");
     }
@@ -887,7 +892,8 @@ fn windows(config: &SenderConfig, count: usize, mut marked: bool, pause: Duratio
             }
             let (at, ack) = flying.pop_front().expect("something is under way");
             now = at;
-            let a = NetAck { ack, blocks: &[], edge: u64::MAX, ece: marked, bare: false };
+            let a =
+                NetAck { ack, blocks: &[], edge: u64::MAX, ece: marked, echo: None, bare: false };
             marked = false;
             s.on_ack(now, &a);
         }
