@@ -49,8 +49,8 @@ deb: ## build the Debian packages of the host's and of the guest's programs, int
 demo: setup build ## measure three real guests on one core; SCHED=eevdf|strict30|rr30|quota30|idle LINK=lan|metro|wan FULL=1
 	@$(TARGET)/release/nightporter-lab demo $(DEMO)
 
-compare: setup build ## compare congestion offload with Linux's own CUBIC over one bottleneck; two hours; RATE_MOST=1000 needs a quiet machine
-	@$(TARGET)/release/nightporter-lab compare $(if $(RATE_MOST),--rate-most $(RATE_MOST))
+compare: setup build ## compare congestion offload with Linux's own CUBIC over one bottleneck; two hours; RATE_MOST=1000 needs a quiet machine; REORDER=1: frames that come late, 40 minutes
+	@$(TARGET)/release/nightporter-lab compare $(if $(RATE_MOST),--rate-most $(RATE_MOST)) $(if $(REORDER),--reorder)
 
 demo-toe: setup build ## compare sockets over the host with guest TCP, between guests of one host and of two
 	@.ci/packages openssl

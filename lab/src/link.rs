@@ -36,10 +36,12 @@ use serde::Serialize;
 
 use crate::host::Remote;
 use crate::sys;
+pub use late::Late;
 use watch::Watch;
 use wire::Wire;
 
 mod harm;
+mod late;
 pub mod watch;
 mod wire;
 
@@ -311,6 +313,9 @@ fn take(
     (now, delays): (u64, [u64; 2]),
     mut watch: Option<&mut Watch>,
 ) -> Result<()> {
+    if let Some(watch) = &watch {
+        wire.late = watch.late;
+    }
     for _ in 0..FRAMES_PER_TURN {
         match tap.read(packet) {
             Ok(len) => {

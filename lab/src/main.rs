@@ -144,6 +144,15 @@ enum Command {
         /// products, loss in percent, as 20,20,1,0.
         #[arg(long)]
         cell: Option<Cell>,
+        /// Frames that come late and are not lost, instead: 10 MB over 16 Mbit/s and 40 ms.
+        #[arg(long)]
+        reorder: bool,
+        /// With --reorder: the number of lines side by side.
+        #[arg(long, default_value_t = 4)]
+        lines: usize,
+        /// With --reorder: only the cells whose name has this.
+        #[arg(long)]
+        only: Option<String>,
         /// Runs of each arm of a cell.
         #[arg(long, default_value_t = 5)]
         rounds: usize,
@@ -229,7 +238,10 @@ fn main() {
         Command::Outside { sched: scheduler, link, bytes, rounds, accel } => {
             outside::run(&outside::Options { scheduler, link, bytes, rounds, accel }).map(|()| true)
         }
-        Command::Compare { which, rate_most, others, cell, rounds, seconds, out } => {
+        Command::Compare { reorder: true, lines, only, rounds, out, .. } => {
+            compare::run_reorder(lines, rounds, only.as_deref(), out.as_deref())
+        }
+        Command::Compare { which, rate_most, others, cell, rounds, seconds, out, .. } => {
             let cells = match cell {
                 None => Cell::all(&which, rate_most, &others),
                 Some(cell) => vec![cell],

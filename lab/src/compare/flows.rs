@@ -42,19 +42,8 @@ pub(super) fn receive(
     reader: SocketAddrV4,
     time: Duration,
 ) -> Result<Received> {
-    let flags = SockFlag::SOCK_CLOEXEC;
-    let socket = socket::socket(AddressFamily::Inet, SockType::Stream, flags, None)?;
-    bind(socket.as_raw_fd(), &SockaddrIn::from(reader))?;
-    connect(socket.as_raw_fd(), &SockaddrIn::from(sender))
-        .with_context(|| format!("connecting to {sender}"))?;
-    let mut stream = TcpStream::from(socket);
-    let reader = match stream.local_addr()? {
-        std::net::SocketAddr::V4(address) => address,
-        std::net::SocketAddr::V6(address) => bail!("bound to {address}"),
-    };
-    stream.set_read_timeout(Some(READ_LIMIT))?;
+    let (mut stream, reader) = begin(sender, reader)?;
     let start = Instant::now();
-    stream.write_all(&Header { service: Service::Pour, bytes: 0, hash: 0 }.to_bytes())?;
     let slots = usize::try_from(time.as_nanos() / SLOT.as_nanos())?.max(1);
     let mut received = Received { sender, reader, slots: vec![0; slots] };
     let mut chunk = vec![0; 1 << 18];
@@ -69,6 +58,45 @@ pub(super) fn receive(
             Err(e) => return Err(e).with_context(|| format!("reading from {sender}")),
         }
     }
+}
+
+/// The connection of which a reader asks all that comes, and its address there.
+fn begin(sender: SocketAddrV4, reader: SocketAddrV4) -> Result<(TcpStream, SocketAddrV4)> {
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let socket = socket::socket(AddressFamily::Inet, SockType::Stream, flags, None)?;
+    bind(socket.as_raw_fd(), &SockaddrIn::from(reader))?;
+    connect(socket.as_raw_fd(), &SockaddrIn::from(sender))
+        .with_context(|| format!("connecting to {sender}"))?;
+    let mut stream = TcpStream::from(socket);
+    let reader = match stream.local_addr()? {
+        std::net::SocketAddr::V4(address) => address,
+        std::net::SocketAddr::V6(address) => bail!("bound to {address}"),
+    };
+    stream.set_read_timeout(Some(READ_LIMIT))?;
+    stream.write_all(&Header { service: Service::Pour, bytes: 0, hash: 0 }.to_bytes())?;
+    Ok((stream, reader))
+}
+
+/// Likewise, but reads so many bytes: how long they took, at most `limit`, and the reader's
+/// address.
+pub(super) fn fetch(
+    sender: SocketAddrV4,
+    reader: SocketAddrV4,
+    bytes: u64,
+    limit: Duration,
+) -> Result<(Duration, SocketAddrV4)> {
+    let (mut stream, reader) = begin(sender, reader)?;
+    let start = Instant::now();
+    let (mut chunk, mut got) = (vec![0; 1 << 18], 0);
+    while got < bytes && start.elapsed() < limit {
+        match stream.read(&mut chunk) {
+            Ok(0) => bail!("{sender} has ended the connection"),
+            Ok(more) => got += more as u64,
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+            Err(e) => return Err(e).with_context(|| format!("reading from {sender}")),
+        }
+    }
+    Ok((start.elapsed().min(limit), reader))
 }
 
 /// Pours into each connection to it, as a guest does. Ends when this is dropped.

@@ -16,10 +16,12 @@
 
 mod cells;
 mod flows;
+mod reorder;
 mod report;
 
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::MutexGuard;
 use std::thread;
 use std::time::Duration;
 
@@ -31,7 +33,7 @@ use crate::cpus::Awake;
 use crate::flood::Flood;
 use crate::host::{self, FAR, guest_nic, remote_address};
 use crate::image::{Image, log_dir, source_root};
-use crate::link::watch;
+use crate::link::{Shape, watch};
 use crate::process;
 use crate::progress::Progress;
 use crate::rundir::RunDir;
@@ -70,6 +72,23 @@ const PRIORITY: i32 = 10;
 
 /// Between two runs, beside what the queue still holds: ends of connections get through.
 const PAUSE: Duration = Duration::from_millis(300);
+
+/// What comes late, over so many lines side by side: `reorder`. `only`: the cells whose name has
+/// this.
+///
+/// # Errors
+/// Whatever kept it from finishing; what is done so far is kept, and the next run goes on.
+pub fn run_reorder(
+    lines: usize,
+    rounds: usize,
+    only: Option<&str>,
+    out: Option<&Path>,
+) -> Result<bool> {
+    process::die_cleanly_on_signals()?;
+    let _awake = Awake::hold();
+    sys::set_fifo(0, PRIORITY).context("SCHED_FIFO")?;
+    reorder::run(lines, rounds, only, out)
+}
 
 /// Runs the cells, prints a table and writes `target/compare/result.json`; whether all cells
 /// showed what they had to.
@@ -121,7 +140,7 @@ fn run_cell(
 ) -> Result<CellReport> {
     let run_dir = RunDir::create()?;
     let places = Places { sockets: run_dir.path(), logs: &log_dir("compare")? };
-    let mut bench = Bench::start(cell, image, places)?;
+    let mut bench = Bench::start(cell.shape(), image, places)?;
     let time = options.time.unwrap_or(cell.time);
     let mut arms: Vec<ArmReport> = cell.arms.iter().map(ArmReport::new).collect();
     for round in 0..options.rounds {
@@ -141,13 +160,14 @@ fn run_cell(
 }
 
 impl Bench {
-    fn start(cell: &Cell, image: &Image, places: Places<'_>) -> Result<Self> {
+    fn start(shape: Shape, image: &Image, places: Places<'_>) -> Result<Self> {
         let guests = [(Vmm::Uml, image)];
-        let mut world = World::start(&guests, true, Some(cell.shape()), places)?;
+        let mut world = World::start(&guests, true, Some(shape), places)?;
         let nic = guest_nic(0, BARE);
         let bare = world.host().add_machine("bare", &nic)?;
         for machine in [&bare, world.remote()] {
             machine.enter(|| -> Result<()> {
+                host::sysctl("net/ipv4/tcp_no_metrics_save", "1")?;
                 host::sysctl("net/ipv4/tcp_wmem", BUFFERS)?;
                 host::sysctl("net/ipv4/tcp_rmem", BUFFERS)
             })?;
@@ -187,7 +207,7 @@ impl Bench {
         })?;
         let queue = cell.shape().queue.unwrap_or_default();
         thread::sleep(PAUSE + queue + cell.round_trip); // what was under way gets through
-        let mut watch = self.world.host().watch().context("a line")?.lock().expect("no panics");
+        let mut watch = self.watch()?;
         let runs = received.into_iter().map(|received| {
             let wire = watch.take(received.sender, received.reader);
             Ok(Run { wire: wire.context("the line saw no data")?, received })
@@ -197,6 +217,11 @@ impl Bench {
         drop(watch);
         self.check_who_sent(arm, &runs, before)?;
         Ok(runs)
+    }
+
+    /// What the line sees.
+    fn watch(&self) -> Result<MutexGuard<'_, watch::Watch>> {
+        Ok(self.world.host().watch().context("a line")?.lock().expect("no panics"))
     }
 
     /// The host has sent for the guest all that came from it.

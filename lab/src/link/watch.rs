@@ -7,7 +7,9 @@
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddrV4};
+use std::time::{Duration, Instant};
 
+use super::late::Late;
 use super::wire::VNET_LEN;
 
 /// How often the bytes under way are noted, ns.
@@ -55,6 +57,10 @@ pub struct Watch {
     flows: HashMap<(SocketAddrV4, SocketAddrV4), Flow>,
     /// Since the line began.
     pub harm: Harm,
+    /// What befalls frames with data to the remote from now on.
+    pub late: Late,
+    /// The frame that came last has left the queue by then.
+    free_at: Option<Instant>,
 }
 
 /// The fates of frames to the remote, and the senders' reports.
@@ -118,6 +124,7 @@ impl Watch {
             return;
         };
         self.harm.reduced += u64::from(segment.reduced);
+        self.free_at = Some(Instant::now() + Duration::from_nanos(waits.unwrap_or_default()));
         let fresh = || Flow { base: segment.seq, first_at: now, ..Flow::default() };
         let flow = self.flows.entry((segment.from, segment.to)).or_insert_with(fresh);
         flow.sent(now, segment, waits);
@@ -135,6 +142,11 @@ impl Watch {
     /// The observations of the connection from `sender` to `remote`.
     pub fn take(&mut self, sender: SocketAddrV4, remote: SocketAddrV4) -> Option<Flow> {
         self.flows.remove(&(sender, remote))
+    }
+
+    /// Frames still wait for the line.
+    pub fn waits(&self) -> bool {
+        self.free_at.is_some_and(|at| Instant::now() < at)
     }
 
     /// Forgets all connections.

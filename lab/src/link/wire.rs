@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use nightporter_guest::data::splitmix64;
 
 use super::harm;
+use super::late::{Late, Lateness};
 use super::watch::Segment;
 use super::{Shape, nanos};
 use crate::host::FAR;
@@ -35,7 +36,10 @@ pub(super) struct Wire {
     far: u64,
     /// The last bit that was accepted has left by then.
     free_at: u64,
-    /// When each frame arrives, oldest first: those of an ordinary way, those of a longer one.
+    /// Frames with data that arrive late, behind the queue.
+    pub(super) late: Late,
+    lateness: Lateness,
+    /// When each frame arrives, in that order: those of an ordinary way, those of a longer one.
     frames: [VecDeque<(u64, Vec<u8>)>; 2],
     bytes: usize,
     pub(super) lost: u64,
@@ -54,6 +58,8 @@ impl Wire {
             mtu: u16::MAX,
             far: 0,
             free_at: 0,
+            late: Late::Never,
+            lateness: Lateness::default(),
             frames: [VecDeque::new(), VecDeque::new()],
             bytes: 0,
             lost: 0,
@@ -84,6 +90,12 @@ impl Wire {
         }
         let bits = 8 * wire_bytes(packet) as u64;
         self.free_at = self.free_at.max(now) + bits * 1_000_000_000 / self.rate;
+        let mut arrives = self.free_at + delay;
+        if self.late != Late::Never && packet.len() > DATA_LEN {
+            let by;
+            (self.free_at, by) = self.lateness.next(self.late, now, self.free_at);
+            arrives = self.free_at + delay + by;
+        }
         let far = self.far > 0 && Segment::of(packet).is_some_and(|s| s.to.ip().octets()[3] == FAR);
         let longer = if far { self.far } else { 0 };
         let mut packet = packet.to_vec();
@@ -91,7 +103,9 @@ impl Wire {
             self.marked += 1;
         }
         self.bytes += packet.len();
-        self.frames[usize::from(far)].push_back((self.free_at + delay + longer, packet));
+        let way = &mut self.frames[usize::from(far)];
+        let place = way.partition_point(|(at, _)| *at <= arrives + longer);
+        way.insert(place, (arrives + longer, packet));
         Some(waits)
     }
 
