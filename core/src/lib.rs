@@ -14,6 +14,7 @@ pub mod drops;
 pub mod engine;
 pub mod flow;
 pub mod limits;
+pub mod monitor;
 pub mod overlay;
 pub mod port;
 pub mod store;

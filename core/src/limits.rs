@@ -196,6 +196,18 @@ pub const OVERLAY_DATAGRAMS_MAX: usize = 64;
 /// Source IPs that are learned of a guest port without a configured list; it owns these (COM-11).
 pub const LEARNED_IPS_PER_PORT: usize = 16;
 
+// --- The monitor -------------------------------------------------------------------------------
+
+/// Connections that a monitor watches at once: [`MONITOR_FLOW_BYTES`] each are 152 MiB if all of
+/// them are seen at both sides of their ports, and less than half as much if at one.
+pub const MONITOR_FLOWS_MAX: usize = 4096;
+/// Bytes of a watched connection that is seen at both sides of its port, at most.
+pub const MONITOR_FLOW_BYTES: usize = 38 * 1024;
+/// VMs that a monitor knows: as many as the ports of a large host, 256 bytes each.
+pub const MONITOR_VMS_MAX: usize = 1024;
+/// Frames whose headers wait for the monitor: 144 bytes each are 2.3 MB, and 16 ms at 1 Mpps.
+pub const MONITOR_LOG_FRAMES: usize = 16_384;
+
 // --- What one flow costs -----------------------------------------------------------------------
 
 /// Bytes of a flow table slot besides the caller's `T`: key 48, neighbours in its ring 8,
