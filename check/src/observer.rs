@@ -21,8 +21,8 @@ use crate::reach::{Happening, Reach};
 use crate::rule::{Rule, Violation};
 use crate::rules::turns::Turns;
 use crate::rules::{
-    PAGE_BYTES, budget, check_out, checksums, fail_stop, flooding, held, isolation, liveness,
-    parked, quality, recovery, senders,
+    PAGE_BYTES, budget, check_out, checksums, fail_stop, flooding, held, isolation, late_ack,
+    liveness, parked, quality, recovery, senders,
 };
 use crate::tap::{FlowName, Tap, Tapped, fingerprint};
 use crate::weight::Weight;
@@ -349,6 +349,8 @@ impl<S: Setting> Observer<S> {
             quality::on_step(h, now, clock).map_err(|(rule, what)| wrong(rule)(what))?;
             let parked = flow.is_some_and(|flow| flow.is_parked());
             parked::on_step(h, now, parked).map_err(wrong(Rule::Parked))?;
+            let is_late = flow.is_some_and(|flow| flow.acknowledges_late());
+            late_ack::on_step(h, is_late).map_err(wrong(Rule::LateAck))?;
             let go_since = self.go_since[usize::from(name.guest)];
             flooding::on_step(h, go_since).map_err(wrong(Rule::Flooding))?;
             self.turns[usize::from(name.guest)].on_step(h);

@@ -63,6 +63,7 @@ rules! {
     News "NEWS" "ACKs that nobody asked for say something new.";
     Endings "ENDINGS" "What ends for one end ends for the other, and for the host.";
     Parked "PARKED" "An idle flow gives its place back, and no other does.";
+    LateAck "LATE-ACK" "Who acknowledges late promises nothing.";
     Flooding "FLOODING" "A guest that may flood past the host is stopped.";
 }
 

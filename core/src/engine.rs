@@ -259,16 +259,29 @@ impl<'m> Engine<'m> {
         self.port_mut(port)?.vm.wanting.as_deref_mut()
     }
 
-    /// Turns ack offload of a VM on for new connections, or off (its flows drain, then pass).
+    /// Turns ack offload of a VM on for new connections, and for those that drain and have not left
+    /// the path yet; or off (its flows drain, then pass).
     pub fn set_offload(&mut self, now: Instant, port: PortId, on: bool) {
         let Some(p) = self.port_mut(port).filter(|p| p.config.is_guest()) else { return };
         p.vm.offload = on;
         if on {
             p.vm.draining = false;
             self.walks.forget(Some(port), |deed| deed == Deed::Drain);
+            self.walk(now, Deed::Early, port);
         } else {
             self.walk(now, Deed::Drain, port);
         }
+    }
+
+    /// From now on the VM's flows acknowledge late (LIFE-12), or early again. They stay in the
+    /// path.
+    pub fn set_late(&mut self, now: Instant, port: PortId, late: bool) {
+        let Some(p) = self.port_mut(port) else { return };
+        p.vm.acknowledges_late = late;
+        let (deed, other) =
+            if late { (Deed::Late, Deed::Early) } else { (Deed::Early, Deed::Late) };
+        self.walks.forget(Some(port), |it| it == other);
+        self.walk(now, deed, port);
     }
 
     /// Turns congestion offload of a VM on: H sends for its flows from their next data on. Or off:

@@ -260,6 +260,9 @@ pub const WINDOW_UPDATE_REPEAT: Duration = Duration::from_millis(200);
 pub const REFUSED_RETRANSMISSIONS: u32 = 15;
 /// ...and at least this much running time without progress (SNOOP-32).
 pub const REFUSED_RUNNING: Duration = Duration::from_secs(120);
+/// The same for a flow that acknowledges late and owes nothing: R, which waits for G itself, gives
+/// up after so long (15 retransmissions of Linux, `tcp_retries2`).
+pub const REFUSED_LATE: Duration = Duration::from_secs(924);
 /// A guest port and remote that were refused get no offload for this long (SNOOP-32). A firewall
 /// rule may have changed by then, and one more refusal an hour costs R one connection.
 pub const T_REFUSED: Duration = Duration::from_secs(3600);

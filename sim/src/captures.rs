@@ -46,7 +46,13 @@ pub fn write(seed: u64, out: &Path) -> anyhow::Result<()> {
 impl FaultKind {
     /// Something that the host does for the guest is off while it lasts, and on when it is over.
     pub(crate) fn turns_off(self) -> bool {
-        matches!(self, Self::OffloadOff { .. } | Self::FloodsOff { .. } | Self::Drain { .. })
+        matches!(
+            self,
+            Self::OffloadOff { .. }
+                | Self::FloodsOff { .. }
+                | Self::Drain { .. }
+                | Self::Late { .. }
+        )
     }
 }
 

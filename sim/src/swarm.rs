@@ -5,6 +5,7 @@
 //! rarely both there, and rare combinations are.
 
 mod floods;
+mod late;
 mod later;
 mod rare;
 
@@ -122,7 +123,7 @@ impl Swarm {
             self.absence(&mut plan, span_ms);
         }
         plan.add_rare(&carriers, self.v6_percent, span_ms);
-        plan.with_later().with_floods()
+        plan.with_later().with_floods().with_late()
     }
 
     /// Connections that carry weight, in nearly all seeds: where no megabytes of R's cross a flow

@@ -40,7 +40,7 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
     let plain = s.tcp.flags.0 & !(TcpFlags::PSH | TcpFlags::ECE | TcpFlags::CWR).0;
     let plain = plain == TcpFlags::ACK.0 && s.tcp.options.understood();
     let due = all_there || is_held(h, s);
-    let due = due && plain && s.counts && h.sack() && !r.reset;
+    let due = due && plain && s.counts && h.sack() && !r.reset && !h.quality.late.is_late;
     h.quality.copies.again = due.then_some((s.seq, s.end));
     if h.hostile[Side::R as usize] {
         note_copies(h, s, plain);
@@ -100,7 +100,7 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
         .as_slice()
         .first()
         .map(|block| (h.unwrap(Side::R, block.0, from), h.unwrap(Side::R, block.1, to)));
-    if o.is_pure() && told != Some((from, to)) {
+    if o.is_pure() && told != Some((from, to)) && !h.quality.late.is_late {
         return Err(format!("a duplicate of {} bytes without a DSACK", to - from));
     }
     Ok(())

@@ -22,6 +22,7 @@ pub(crate) mod foreign_options;
 pub(crate) mod held;
 pub(crate) mod immutable;
 pub(crate) mod isolation;
+pub(crate) mod late_ack;
 pub(crate) mod liveness;
 pub(crate) mod news;
 pub(crate) mod odd_acks;

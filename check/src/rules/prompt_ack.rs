@@ -18,6 +18,8 @@
 //! - the data of a flow that was idle for [`PARKED_AFTER`], and so has given its place back, while
 //!   its VM's budget has none for it, or G has yet to acknowledge what passed to it (SNOOP-39).
 //!
+//! A flow that acknowledges late (LIFE-13) owes R only what G has acknowledged itself.
+//!
 //! And the host does not acknowledge for a G whose clock has gone half round since its last segment
 //! (RFC 7323 section 5.5).
 //!
@@ -103,7 +105,8 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
     let r = h.end(Side::R);
     let behind = s.end > s.seq + 1 && s.seq > h.in_order() && s.end <= r.edge_to;
     let sure = s.counts && s.ack == r.acked && s.ack <= h.end(Side::G).end && r.fin.is_none();
-    if behind && sure && s.tcp.options.understood() && h.is_twinned() {
+    let early = !h.quality.late.is_late;
+    if behind && sure && s.tcp.options.understood() && h.is_twinned() && early {
         h.quality.waiting.behind_hole.push_back(s.at);
     }
     hold(h, s);
@@ -147,6 +150,9 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let Some(ack) = o.ack.filter(|_| o.to == Side::R && o.gated && h.is_twinned()) else {
         return Ok(());
     };
+    if h.quality.late.is_late {
+        return Ok(());
+    }
     let waiting = &h.quality.waiting;
     let count = waiting.plain.iter().filter(|end| **end <= ack).count();
     if count > SEGMENTS_MAX && h.state == Some(State::On) && ack > h.end(Side::G).acked {
@@ -174,7 +180,8 @@ pub(crate) fn after_out(h: &mut History, o: &Out<'_>) {
 
 pub(crate) fn on_step(h: &mut History, now: Instant) -> Ensure {
     let outdated = h.timestamps() && now.since(h.heard_from_guest) >= CLOCK_AGE;
-    if !h.is_twinned() || outdated {
+    let late = h.quality.late.is_late;
+    if !h.is_twinned() || outdated || late {
         h.quality.waiting.behind_hole.clear();
         h.quality.waiting.plain.clear();
     }
@@ -183,7 +190,10 @@ pub(crate) fn on_step(h: &mut History, now: Instant) -> Ensure {
         return Err("a segment behind a hole was not answered".to_owned());
     }
     let (told, acked) = (h.end(Side::R).ack_to, h.end(Side::G).acked);
-    let taken = h.quality.waiting.held.end_of_run(told.max(acked));
+    let held = h.quality.waiting.held.end_of_run(told.max(acked));
+    // What R was SACKed is acknowledged at once.
+    let ends_late = if h.quality.late.is_inside_block(acked) { told } else { acked };
+    let taken = if late { ends_late } else { held };
     // Nobody answers a probe for a guest that is long silent, nor takes its octet (INV-19).
     let probe = taken == told + 1 && taken > acked;
     if !h.is_twinned() || probe || taken <= told || outdated {

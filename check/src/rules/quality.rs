@@ -6,7 +6,7 @@ use nightporter_core::time::Instant;
 
 use super::{
     Ensure, Verdict, duplicates, echoes, economy, endings, field_by_field, first_wrong, flooding,
-    news, odd_acks, prompt_ack, recovery, senders, windows,
+    late_ack, news, odd_acks, prompt_ack, recovery, senders, windows,
 };
 use crate::guest_clock::GuestClock;
 use crate::history::{History, Side};
@@ -26,6 +26,7 @@ pub(crate) struct Quality {
     pub(crate) recovery: recovery::Recovery,
     pub(crate) again: economy::Again,
     pub(crate) news: news::News,
+    pub(crate) late: late_ack::Late,
     pub(crate) endings: endings::Endings,
     pub(crate) sending: senders::Sending,
     /// The flow had no place in the store after the last step.
@@ -45,6 +46,7 @@ pub(crate) fn on_any(h: &mut History, at: Instant, from: Side, (ip, tcp): (&Ip, 
 pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
     field_by_field::on_in(h, s);
     duplicates::on_in(h, s);
+    late_ack::on_in(h, s);
     echoes::on_in(h, s); // both before PROMPT-ACK notes what is held now
     prompt_ack::on_in(h, s);
     windows::on_in(h, s);
@@ -55,7 +57,7 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
 
 /// Rules that need frames alone, for flows between honest ends.
 pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Verdict {
-    let checks: [(Rule, Ensure); 8] = [
+    let checks: [(Rule, Ensure); 9] = [
         (Rule::Fields, field_by_field::on_out(h, o)),
         (Rule::PromptAck, prompt_ack::on_out(h, o)),
         (Rule::Echo, echoes::on_out(h, o)),
@@ -64,6 +66,7 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Verdict {
         (Rule::Window, windows::on_out(h, o)),
         (Rule::Economy, economy::on_out(h, o)),
         (Rule::News, news::on_out(h, o)),
+        (Rule::LateAck, late_ack::on_out(h, o)),
     ];
     first_wrong(&checks)
 }
@@ -71,6 +74,7 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Verdict {
 /// A frame has left and was judged; the history does not know of it yet.
 pub(crate) fn after_out(h: &mut History, o: &Out<'_>) {
     prompt_ack::after_out(h, o);
+    late_ack::after_out(h, o);
     duplicates::after_out(h, o);
     echoes::after_out(h, o);
     odd_acks::after_out(h, o);

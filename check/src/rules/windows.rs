@@ -77,6 +77,7 @@ pub(crate) fn on_step(h: &mut History, now: Instant, clock: &GuestClock) -> Ensu
     // What the host refused, urgent data behind bytes, R sends again.
     let next = h.in_order().min(r.ack_to.max(g.acked));
     let on = h.is_twinned() && h.state == Some(State::On);
+    let early = !h.quality.late.is_late; // else R is shown G's own edge, once each
     let window = g.edge.saturating_sub(g.acked);
     let roomy = now.since(h.cramped_at) > WITHIN && window <= HELD_MAX / 2;
     let stunted = !h.may_reserve(r.edge_to.saturating_sub(g.acked));
@@ -90,7 +91,7 @@ pub(crate) fn on_step(h: &mut History, now: Instant, clock: &GuestClock) -> Ensu
     let may = on && more && r.fin.is_none();
     let windows = &mut h.quality.windows;
     windows.stunted_at = stunted_at;
-    if !on {
+    if !(on && early) {
         windows.updated_at = None;
     }
     let served = now.since(clock.worker_runs_since()) > WITHIN;
@@ -121,7 +122,7 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let on = h.was_on && h.is_on() && !h.interrupted && h.quality.windows.gated;
     // A field that is full cannot say more; and a flow that leaves the path shows G's own edge.
     let full = o.tcp.window == u16::MAX || o.edge == h.end(Side::G).edge;
-    let quiet = !on || o.tcp.flags.rst() || full;
+    let quiet = !on || o.tcp.flags.rst() || full || h.quality.late.is_late;
     if o.to != Side::R || !o.gated || quiet || o.edge <= before {
         return Ok(());
     }

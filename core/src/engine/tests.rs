@@ -95,7 +95,7 @@ fn inv_20_what_is_done_to_many_flows_is_done_in_steps() {
         engine.set_offload(NOW, busy, false);
         engine.handle_timeout(NOW);
         engine.set_offload(NOW, busy, true);
-        assert!(drained(engine) > 0 && drained(engine) <= STEP && !engine.walks.any());
+        assert!(drained(engine) > 0 && drained(engine) <= STEP && !engine.is_draining());
         engine.set_port_features(NOW, busy, Some(PortFeatures::default()));
         assert!(engine.walks.any());
         engine.remove_port(NOW, busy);

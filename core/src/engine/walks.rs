@@ -20,8 +20,12 @@ pub(super) enum Deed {
     /// Frames in the ring may be lost (LIFE-04). Nothing of the store goes into the new ring before
     /// all flows know that.
     RingReset,
-    /// No new promises.
+    /// Out of the path, acknowledging late until then (LIFE-08).
     Drain,
+    /// R's bytes are acknowledged late (LIFE-12).
+    Late,
+    /// Early again, unless for another reason; a drain of the operator may have been called off.
+    Early,
     /// Its guest is gone: the remote is told (LIFE-05).
     End,
     /// And the flow goes, too.
@@ -181,6 +185,8 @@ impl Engine<'_> {
                 flow.drain(Why::Operator);
                 flow.settle_drain(cx);
             }
+            Deed::Late => flow.acknowledge_late(),
+            Deed::Early => flow.acknowledge_early(cx),
             Deed::Remove if !flow.is_live() => {}
             Deed::End | Deed::Remove => flow.on_guest_gone(cx),
         });

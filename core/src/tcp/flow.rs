@@ -85,7 +85,7 @@ impl Flow {
     /// The state in a predecessor's record, as far as its resets need it (LIFE-09). The record
     /// stays the flow's, if there is a place for it.
     pub(crate) fn recovered(now: Instant, record: &Record, id: Option<RecordId>) -> Self {
-        let sent = record.guest_nxt.clamp(record.guest_una, record.rcv_nxt);
+        let sent = record.guest_nxt.max(record.guest_una); // also what was not acknowledged to R
         let options = Negotiated {
             timestamps: record.flags & FLAG_TS != 0,
             shift_g: record.s_g,
@@ -121,7 +121,7 @@ impl Flow {
     pub(crate) fn is_over(&self) -> bool {
         self.state() == State::Abort
             && !self.standing.is_guest_untold()
-            && self.sender.una() >= self.receiver.next()
+            && self.sender.una() >= self.promised()
     }
 
     /// In the path: `On` or `Drain`.
@@ -198,9 +198,24 @@ impl Flow {
         (!was_live || !self.is_live()).then(|| self.class())
     }
 
-    /// The acknowledgement number for R: every byte held, and R's FIN once G has it (INV-04).
+    /// The acknowledgement number for R: every byte held, and R's FIN once G has it (INV-04). Late:
+    /// what G has acknowledged (LIFE-12).
     #[inline]
     pub(super) fn ack_to_net(&self) -> u64 {
+        if self.receiver.is_late() {
+            return self.late_ack();
+        }
+        self.early_ack()
+    }
+
+    #[cold]
+    fn late_ack(&self) -> u64 {
+        self.receiver.late_ack(self.sender.una(), self.losses.sacked())
+    }
+
+    /// The same for a flow that is known not to acknowledge late.
+    #[inline(always)]
+    pub(super) fn early_ack(&self) -> u64 {
         if self.fin_acked_by_guest() { self.receiver.next() + 1 } else { self.receiver.next() }
     }
 
@@ -232,6 +247,30 @@ impl Flow {
         owed.then(|| una < self.sender.edge())
     }
 
+    /// R's bytes are acknowledged late (LIFE-12).
+    #[must_use]
+    pub const fn acknowledges_late(&self) -> bool {
+        self.receiver.is_late()
+    }
+
+    /// Bytes are held that are not to be acknowledged before G has done so: R is not told of them,
+    /// nor of others behind them (LIFE-13).
+    #[inline]
+    pub(super) fn withholds(&self) -> bool {
+        self.receiver.is_late() && self.ack_to_net() < self.receiver.next()
+    }
+
+    /// End of the bytes that R believes delivered, or may soon.
+    #[inline(always)]
+    pub(super) fn promised(&self) -> u64 {
+        if self.receiver.is_late() { self.promised_late() } else { self.receiver.next() }
+    }
+
+    #[cold]
+    fn promised_late(&self) -> u64 {
+        self.receiver.acks.sent().min(self.receiver.next())
+    }
+
     /// H owes no byte, FIN, RST or acknowledgement: a stop now loses nothing.
     #[must_use]
     #[inline(always)]
@@ -239,16 +278,39 @@ impl Flow {
         if !self.standing.is_live() {
             return !self.standing.is_guest_untold();
         }
+        if self.receiver.makes_no_promise() {
+            return self.owes_nothing_late();
+        }
         self.held_bytes() == 0
             && self.sender.una() >= self.delivery_end()
+            && self.receiver.acks.sent() >= self.early_ack()
+            && !self.outbound.ack_to_guest_due()
+    }
+
+    /// The same for a flow that acknowledges late, because R repeats what it was not acknowledged;
+    /// or behind whose bytes an RST of R waits, which is owed.
+    #[cold]
+    fn owes_nothing_late(&self) -> bool {
+        self.sender.una() >= self.promised()
             && self.receiver.acks.sent() >= self.ack_to_net()
             && !self.receiver.reset_waits()
             && !self.outbound.ack_to_guest_due()
     }
 
-    /// The flow owes nothing, and nothing is held out of order.
+    /// The flow owes nothing, and holds nothing, in order or not.
     pub(crate) fn holds_nothing(&self) -> bool {
-        self.owes_nothing() && self.receiver.out_of_order().is_empty()
+        let empty = self.sender.una() >= self.delivery_end();
+        self.owes_nothing() && self.receiver.out_of_order().is_empty() && empty
+    }
+
+    /// The same, but for bytes that G was given: R, which was not acknowledged them, repeats those
+    /// that G lacks.
+    fn has_handed_over(&self) -> bool {
+        let una = self.sender.una();
+        let given = self.sender.next() >= self.delivery_end()
+            && (una >= self.losses.sacked() || una >= self.receiver.next());
+        let late = self.receiver.is_late() && self.receiver.out_of_order().is_empty();
+        self.holds_nothing() || (late && given && self.owes_nothing())
     }
 
     /// The flow may be taken out of the path without anyone noticing.
@@ -265,18 +327,24 @@ impl Flow {
         let may = || !self.is_ahead() || self.window_shut();
         let within = self.losses.shown() <= edge && may();
         !self.keeps_bytes()
-            && self.holds_nothing()
+            && self.has_handed_over()
             && (closed || (within && self.sender.edge() >= self.receiver.edge()))
     }
 
     /// The state on which the window for R depends, besides the receiver.
     #[inline]
     pub(super) fn terms(&self) -> Terms {
+        self.terms_for(self.ack_to_net())
+    }
+
+    /// The same; `ack`: the acknowledgement number for R.
+    #[inline(always)]
+    pub(super) fn terms_for(&self, ack: u64) -> Terms {
         Terms {
-            on: self.standing.is_on(),
+            on: true,
             scale: self.options.shift_g,
             mss: self.options.mss_to_guest.into(),
-            ack: self.ack_to_net(),
+            ack,
             guest_una: self.sender.una(),
             guest_edge: self.sender.edge(),
             guest_is_established: self.sender.is_established(),
@@ -323,7 +391,11 @@ impl Flow {
     pub(crate) fn on_batch_end(&mut self, cx: &mut FlowContext<'_, '_>) {
         self.receiver.acks.on_left_list();
         if self.receiver.acks.is_due() && self.standing.is_live() {
-            self.ack_now(cx, None);
+            if self.receiver.is_late() {
+                self.ack_late(cx);
+            } else {
+                self.ack_now(cx, None);
+            }
             self.settle_drain(cx); // this ACK may have been the last thing owed
             if let Some(rec) = self.receiver.record() {
                 // Nothing else may have moved.
@@ -333,14 +405,31 @@ impl Flow {
         }
     }
 
+    /// The ACK that was put off, unless it would only repeat the last one.
+    #[cold]
+    fn ack_late(&mut self, cx: &mut FlowContext<'_, '_>) {
+        if self.withholds() && self.ack_to_net() == self.receiver.acks.sent() {
+            self.receiver.acks.forget_due();
+        } else {
+            self.ack_now(cx, None);
+        }
+    }
+
     /// The end of every event on a flow.
     pub(crate) fn after_event(&mut self, cx: &mut FlowContext<'_, '_>) {
+        self.end_any(cx, true);
+    }
+
+    /// The same; `may_leave`: the flow may leave the path, and give its store back.
+    fn end_any(&mut self, cx: &mut FlowContext<'_, '_>, may_leave: bool) {
         if self.standing.is_live() {
             self.wait_for_guest(cx, false);
-            self.settle_drain(cx);
+            if may_leave {
+                self.settle_drain(cx);
+            }
         }
         self.want_delivery(cx);
-        self.commit(cx);
+        self.commit(cx, self.promised());
         self.note_owing(cx);
         self.assert_order();
     }
@@ -351,11 +440,12 @@ impl Flow {
     #[inline(always)]
     pub(crate) fn end_making(&mut self, cx: &mut FlowContext<'_, '_>) -> Instant {
         if !self.standing.is_on() || self.outbound.fin_sent() {
-            self.after_event(cx);
+            // The caller has yet to copy the frame's bytes from the store.
+            self.end_any(cx, self.held_bytes() == 0);
             return self.wake_at(cx);
         }
         self.want_delivery(cx);
-        self.commit(cx);
+        self.commit(cx, self.promised());
         self.note_owing(cx);
         self.assert_order();
         self.wake_for_timers(cx)

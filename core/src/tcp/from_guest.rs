@@ -67,8 +67,25 @@ impl Flow {
         if self.fin_acked_by_guest() && !fin_acked_before && fate != Fate::Pass {
             self.ack_now(cx, None); // SNOOP-25 (b)
         }
-        self.maybe_window_update(cx);
+        if self.receiver.is_late() {
+            self.relay_ack(cx);
+        } else {
+            self.maybe_window_update(cx);
+        }
         fate
+    }
+
+    /// LIFE-13: R gets to know that G acknowledges more, or shows more room.
+    fn relay_ack(&mut self, cx: &mut FlowContext<'_, '_>) {
+        let una = self.sender.una();
+        if (1..=una).contains(&self.losses.sacked()) {
+            self.losses.forget_sacked();
+            self.losses.forget(una);
+        }
+        let more = self.ack_to_net() > self.receiver.acks.sent();
+        if more || self.receiver.has_new_edge(&self.terms()) {
+            self.ack_now(cx, None);
+        }
     }
 
     /// A segment of G with data or a FIN that leaves as it comes.
@@ -141,7 +158,7 @@ impl Flow {
     ) {
         let una = self.sender.una();
         let bytes_end = ack.min(self.receiver.fin()); // one more is R's FIN
-        if ack > una && self.receiver.on_taken_by_guest(bytes_end) {
+        if ack > una && self.receiver.on_taken_by_guest(bytes_end) && !self.receiver.is_late() {
             self.owe_ack(cx);
         }
         let edge = ack + (u64::from(window) << self.options.shift_g);
@@ -175,7 +192,9 @@ impl Flow {
     /// An ACK whose point is its window (SNOOP-34); repeated once in case it is lost.
     #[inline(always)]
     pub(super) fn maybe_window_update(&mut self, cx: &mut FlowContext<'_, '_>) {
-        if self.receiver.window_update_due(&self.terms()) {
+        // Of a flow that has just begun to acknowledge late the number is not exact; R is told once
+        // more then.
+        if self.receiver.window_update_due(&self.terms_for(self.early_ack())) {
             self.ack_now(cx, None);
             self.timers.repeat_window_update(cx.now);
         }

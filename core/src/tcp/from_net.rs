@@ -97,7 +97,7 @@ impl Flow {
         let new = self.on_ack_of_segment(cx, range, tcp);
         if needs_verbatim(f) {
             let urgent = tcp.flags.contains(TcpFlags::URG);
-            self.standing.drain(if urgent { Why::Urgent } else { Why::Options });
+            self.drain(if urgent { Why::Urgent } else { Why::Options });
             if !is_bare(f, range) {
                 self.outbound.note_ack_to_guest(new);
                 return self.pass_data(cx, f, range);
@@ -142,8 +142,32 @@ impl Flow {
             Ok(taken) => taken,
             Err(reason) => return self.refuse(cx, range, reason),
         };
-        self.after_accepting(cx, range, taken);
+        if self.receiver.is_late() {
+            self.after_accepting_late(cx, range, taken);
+        } else {
+            self.after_accepting(cx, range, taken);
+        }
         Fate::Absorbed
+    }
+
+    /// LIFE-13: bytes behind those that are not acknowledged cause an ACK only if R repeats them.
+    fn after_accepting_late(&mut self, cx: &mut FlowContext<'_, '_>, range: Range, taken: Taken) {
+        self.grow_buffer(cx);
+        if taken.duplicate.is_some() {
+            self.note_repeated(range.seq);
+        }
+        if range.len() > 0 && (taken.duplicate.is_some() || !self.withholds()) {
+            self.ack_now(cx, taken.duplicate);
+        }
+    }
+
+    /// R repeats bytes from `seq` on. If they are the first that are not acknowledged, R has waited
+    /// for that long enough, whatever it was SACKed behind them.
+    fn note_repeated(&mut self, seq: u64) {
+        if self.receiver.is_late() && seq <= self.receiver.acks.sent() {
+            self.losses.forget_sacked();
+            self.losses.forget(self.sender.una());
+        }
     }
 
     /// The buffer grows, and an ACK for data is due: now, or at the end of the batch.
@@ -320,6 +344,7 @@ impl Flow {
         if self.receiver.is_keepalive(r) {
             return self.on_keepalive_from_net(cx, f);
         }
+        self.note_repeated(r.seq);
         if r.len() > 0 {
             // Its last octet may be in the place of a FIN that is not acknowledged.
             let end = r.end.min(self.receiver.next());
@@ -498,10 +523,10 @@ impl Flow {
     /// A segment that is acceptable and yet not taken: R gets a duplicate ACK, as from a receiver
     /// that has lost it.
     fn refuse(&mut self, cx: &mut FlowContext<'_, '_>, range: Range, reason: DropReason) -> Fate {
-        if range.len() > 0 {
-            self.ack_now(cx, None);
-        } else {
+        if range.len() == 0 {
             self.challenge_ack(cx);
+        } else if !self.withholds() {
+            self.ack_now(cx, None);
         }
         Fate::Drop(reason)
     }

@@ -111,7 +111,7 @@ impl Flow {
         end: u64,
     ) {
         let ack = self.ack_to_net();
-        let window = self.advertise_window(end > self.outbound.una());
+        let window = self.advertise_window(ack, end > self.outbound.una());
         let mut flags = tcp.flags.without(TcpFlags::ECE);
         if self.receiver.ece() {
             flags = flags.union(TcpFlags::ECE);
@@ -221,7 +221,7 @@ impl Flow {
     ) -> TcpEmit<'a> {
         let rst = flags.contains(TcpFlags::RST);
         let ack = self.ack_to_net();
-        let window = if rst { 0 } else { self.advertise_window(is_read) };
+        let window = if rst { 0 } else { self.advertise_window(ack, is_read) };
         let ece = if self.receiver.ece() && !rst { TcpFlags::ECE } else { TcpFlags(0) };
         self.receiver.acks.on_sent(ack);
         TcpEmit {
@@ -248,24 +248,28 @@ impl Flow {
     /// The window field for R. `is_read`: R does not have all of the segment. Otherwise R answers
     /// without looking at the window (RFC 9293 section 3.10.7.4), so a window that has opened is
     /// not shown by it.
-    #[inline]
-    fn advertise_window(&mut self, is_read: bool) -> u16 {
-        let terms = self.terms();
+    #[inline(always)]
+    fn advertise_window(&mut self, ack: u64, is_read: bool) -> u16 {
+        let terms = self.terms_for(ack);
         self.receiver.advertise_window(&Terms { on: terms.on && is_read, ..terms })
     }
 
     #[inline]
-    fn sack_blocks(&self, dsack: Option<(u64, u64)>, out: &mut [(Seq, Seq); 4]) -> usize {
+    fn sack_blocks(&mut self, dsack: Option<(u64, u64)>, out: &mut [(Seq, Seq); 4]) -> usize {
         let held = self.receiver.out_of_order();
-        if !self.options.sack || (dsack.is_none() && held.is_empty()) {
+        if !self.options.sack || (dsack.is_none() && held.is_empty()) || self.withholds() {
             return 0;
         }
+        let highest = held.max_end();
         let room = if self.options.timestamps { 3 } else { 4 };
         let blocks = dsack.into_iter().chain(held.newest_first()).take(room);
         let mut n = 0;
         for (slot, (from, to)) in out.iter_mut().zip(blocks) {
             *slot = (Seq::wrap(from), Seq::wrap(to));
             n += 1;
+        }
+        if let Some(end) = highest.filter(|_| self.receiver.is_late()) {
+            self.losses.note_sacked(end);
         }
         n
     }

@@ -41,6 +41,9 @@ impl Flow {
         }
         self.timestamps.on_taken_on(cx.now);
         self.standing.take_on();
+        if cx.vm.acknowledges_late {
+            self.acknowledge_late();
+        }
         cx.vm.counters.flows_offloaded += 1;
     }
 
@@ -94,14 +97,14 @@ impl Flow {
         record.is_some()
     }
 
-    /// Brings the record up to date. The payload is in the store; frames that H made for the event
-    /// leave only when they are polled. So this happens between the two (INV-03: payload, commit
-    /// record, ACK).
+    /// Brings the record up to date: R believes bytes below `promised` delivered, or will soon. The
+    /// payload is in the store; frames that H made for the event leave only when they are polled.
+    /// So this happens between the two (INV-03: payload, commit record, ACK).
     #[inline(always)]
-    pub(super) fn commit(&self, cx: &mut FlowContext<'_, '_>) {
+    pub(super) fn commit(&self, cx: &mut FlowContext<'_, '_>, promised: u64) {
         let Some(rec) = self.receiver.record() else { return };
         let progress = Progress {
-            rcv_nxt: self.receiver.next(),
+            rcv_nxt: promised,
             guest_una: self.sender.una().min(self.receiver.next()),
             guest_nxt: self.sender.sent(),
             net_nxt: self.outbound.sent(),
@@ -176,21 +179,51 @@ impl Flow {
     /// good, the flow lets go.
     #[inline(always)]
     pub(super) fn grow_buffer(&mut self, cx: &mut FlowContext<'_, '_>) {
-        if !self.standing.is_on() || self.is_parked() {
+        if self.is_parked() {
             return;
         }
-        let terms = self.terms();
-        if !self.receiver.grow_buffer(&terms, cx.vm) {
+        let terms = self.terms_for(self.early_ack()); // the size does not depend on the ACK
+        if !self.receiver.grow_buffer(&terms, cx.vm) && self.standing.is_on() {
             cx.vm.counters.flows_refused += 1;
             self.drain(Why::NoBudget);
         }
     }
 
+    // --- The mode of the receiver --------------------------------------------------------------
+
+    /// LIFE-12: R's bytes are acknowledged once G has acknowledged them, and R is shown G's own
+    /// edge. Nothing more is promised until [`Self::acknowledge_early`].
+    pub(crate) fn acknowledge_late(&mut self) {
+        if self.is_live() && !self.receiver.is_late() {
+            self.receiver.set_late(true);
+            if let Some(end) = self.receiver.out_of_order().max_end() {
+                self.losses.note_sacked(end);
+            }
+        }
+    }
+
+    /// R's bytes are acknowledged once they are stored, and those that are stored now, unless the
+    /// flow drains or its VM wants late acknowledgements (LIFE-13).
+    pub(crate) fn acknowledge_early(&mut self, cx: &mut FlowContext<'_, '_>) {
+        if !self.receiver.is_late() || !self.standing.is_on() || cx.vm.acknowledges_late {
+            return;
+        }
+        self.receiver.set_late(false);
+        self.losses.forget_sacked();
+        self.losses.forget(self.sender.una());
+        self.grow_buffer(cx);
+        if self.ack_to_net() > self.receiver.acks.sent() {
+            self.ack_now(cx, None);
+        }
+        self.maybe_window_update(cx);
+    }
+
     // --- Leaving -------------------------------------------------------------------------------
 
-    /// No new promise from here on; the edge stays where it is.
+    /// The flow acknowledges late from here on, and leaves the path when it is quiescent.
     pub(crate) fn drain(&mut self, why: Why) {
         self.standing.drain(why);
+        self.acknowledge_late();
     }
 
     /// A closed flow leaves the path; a draining one leaves or goes back on once it is quiescent.
@@ -208,10 +241,11 @@ impl Flow {
             self.leave(cx, Why::Closed);
         } else if let Some(why) = self.standing.draining() {
             let copied = self.sender.una() >= self.receiver.passed();
-            let may_resume = self.standing.may_resume();
+            let called_off = why == Why::Operator && cx.vm.offload && !cx.vm.draining;
+            let may_resume = self.standing.may_resume() || called_off;
             if may_resume && self.owes_nothing() && copied {
                 self.standing.resume();
-                self.maybe_window_update(cx); // the edge stood still meanwhile
+                self.acknowledge_early(cx);
             } else if !may_resume && (self.quiescent() || self.may_leave_unseen()) {
                 self.leave(cx, why);
             }
@@ -274,16 +308,17 @@ impl Flow {
     /// G has opened a new connection under this key. R is reset if it believes bytes delivered that
     /// G did not take (INV-21, SNOOP-17). The entry goes.
     pub(crate) fn on_forgotten_by_guest(&mut self, cx: &mut FlowContext<'_, '_>) {
-        if self.is_live() && self.held_bytes() > 0 && !self.receiver.reset_waits() {
+        let owed = self.promised() > self.sender.una();
+        if self.is_live() && owed && !self.receiver.reset_waits() {
             self.reset_to_net(cx);
             cx.vm.counters.flows_aborted += 1;
         }
     }
 
-    /// LIFE-05: there is no G any more. A connection that was drained and owes nothing may go on
-    /// elsewhere (LIFE-06), so R is not told.
+    /// LIFE-05: there is no G any more. A connection that acknowledges late and owes nothing may go
+    /// on elsewhere (LIFE-06), so R is not told.
     pub(crate) fn on_guest_gone(&mut self, cx: &mut FlowContext<'_, '_>) {
-        if self.standing.draining().is_some() && self.owes_nothing() {
+        if self.is_live() && self.receiver.is_late() && self.owes_nothing() {
             self.step_aside(cx, Why::GuestGone);
         } else if self.is_live() {
             self.reset_to_net(cx);
@@ -371,7 +406,8 @@ impl Flow {
         while let Some(timer) = self.timers.poll(cx.now, cx.running()) {
             match timer {
                 Timer::Retransmission | Timer::Probe => self.on_guest_timeout(cx, timer),
-                Timer::WindowUpdate if self.standing.is_on() => self.ack_now(cx, None),
+                // Late, R has perhaps sent bytes since, and would count a duplicate.
+                Timer::WindowUpdate if !self.receiver.is_late() => self.ack_now(cx, None),
                 Timer::WindowUpdate => {}
             }
         }
@@ -387,7 +423,10 @@ impl Flow {
         }
         let timeouts = self.timers.back_off();
         let tried = u32::from(timeouts) >= limits::REFUSED_RETRANSMISSIONS;
-        if tried && stuck >= limits::REFUSED_RUNNING {
+        // R, which was promised nothing, does not give up sooner.
+        let late = self.receiver.is_late() && self.owes_nothing();
+        let most = if late { limits::REFUSED_LATE } else { limits::REFUSED_RUNNING };
+        if tried && stuck >= most {
             cx.vm.refuse(cx.now, cx.key.r_addr, cx.key.g_port);
             self.abort_both(cx, Why::GuestRefuses);
             return;

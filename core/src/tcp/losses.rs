@@ -25,6 +25,8 @@ struct Known {
     before: Option<Box<Before>>,
     /// The right edge that G was shown by a box that has gone, if R did not show it.
     promised: u64,
+    /// End of the highest SACK block that R was sent, while R's bytes are acknowledged late.
+    sacked: u64,
     /// Copies of G that found R's window shut although G was shown some.
     vain: u8,
 }
@@ -133,6 +135,24 @@ impl Losses {
         self.forget(guest_una);
     }
 
+    /// R was sent a SACK block that ends there, and is acknowledged late.
+    pub(crate) fn note_sacked(&mut self, end: u64) {
+        let known = self.0.get_or_insert_default();
+        known.sacked = known.sacked.max(end);
+    }
+
+    /// R has waited for the acknowledgement of what it was SACKed long enough.
+    pub(crate) fn forget_sacked(&mut self) {
+        if let Some(known) = self.0.as_mut() {
+            known.sacked = 0;
+        }
+    }
+
+    /// End of the highest SACK block that R was sent; G may have acknowledged it since.
+    pub(crate) fn sacked(&self) -> u64 {
+        self.0.as_ref().map_or(0, |known| known.sacked)
+    }
+
     /// The bytes that G lacks.
     #[inline]
     pub(crate) fn of_guest(&self) -> Option<&Recovery> {
@@ -170,6 +190,7 @@ impl Losses {
                 && known.unsent == 0
                 && known.before.is_none()
                 && known.promised == 0
+                && known.sacked <= guest_una
         };
         if self.0.as_deref().is_some_and(over) {
             self.0 = None;

@@ -120,6 +120,7 @@ impl Flow {
         cx.predicts
             && self.keeps_bytes()
             && self.standing.is_on()
+            && self.receiver.is_plain()
             && self.receiver.is_next(p.seq())
             && !self.receiver.has_fin()
             && self.is_current(cx, p)
@@ -250,7 +251,7 @@ impl Flow {
             && ack <= self.sender.sent()
             && ack <= self.receiver.next()
             && !self.receiver.has_fin()
-            && !self.receiver.is_answer_awaited()
+            && self.receiver.is_plain()
             && timely
     }
 
@@ -264,7 +265,7 @@ impl Flow {
             self.wait_for_guest(cx, false);
         }
         self.want_delivery(cx);
-        self.commit(cx);
+        self.commit(cx, self.receiver.next());
         self.note_owing(cx);
         self.assert_order();
         // The end of its idle time has only moved away from now.

@@ -1,11 +1,16 @@
 //! The receiver of the inbound pipe: the bytes of R that H has, those it has acknowledged, and the
 //! edge it has shown (SNOOP-06 to SNOOP-11, SNOOP-33, SNOOP-34, SNOOP-39).
 //!
-//! Its policy is "early": bytes are acknowledged once they are stored. It moves its numbers and
-//! calls nobody; `from_net` checks segments, `gates` writes headers, [`window`] has the arithmetic
-//! of the edge.
+//! It acknowledges "early", once bytes are stored, or "late", once G has acknowledged them
+//! (LIFE-12). `Flow::acknowledge_late` and `Flow::acknowledge_early` change the mode at any time.
+//! In the late mode it shows R the edge of G, promises nothing, and is silent while it has bytes
+//! that are not acknowledged (LIFE-13).
+//!
+//! It moves its numbers and calls nobody; `from_net` checks segments, `gates` writes headers,
+//! [`window`] has the arithmetic of the edge.
 
 pub(crate) mod acks;
+mod mode;
 pub(crate) mod window;
 
 use crate::drops::DropReason;
@@ -15,6 +20,7 @@ use crate::store::flow_store::FlowStore;
 use crate::store::ranges::Ranges;
 use crate::tcp::index;
 use crate::tcp::receiver::acks::Acks;
+use crate::tcp::receiver::mode::Odd;
 use crate::tcp::receiver::window::Terms;
 use crate::tcp::sender::Stream;
 use crate::tcp::vm::Vm;
@@ -78,10 +84,8 @@ pub(crate) struct Receiver {
     record: Option<RecordId>,
     /// CE was seen and R has not answered with CWR (SNOOP-19).
     ece: bool,
-    /// R's keepalive or SYN was passed to G; its answer triggers H's ACK (SNOOP-17, SNOOP-36).
-    answer_awaited: bool,
-    /// A valid RST of R waits behind the store (SNOOP-15).
-    reset_waits: bool,
+    /// What is unusual about it, nearly always nothing.
+    odd: Odd,
     /// The store ran into its bound since it was last empty (SNOOP-39).
     filled: bool,
 }
@@ -101,8 +105,7 @@ impl Receiver {
             reserved_pages: 0,
             record: None,
             ece: false,
-            answer_awaited: false,
-            reset_waits: false,
+            odd: Odd::default(),
             filled: false,
         }
     }
@@ -190,7 +193,7 @@ impl Receiver {
     /// A valid RST of R waits behind the store.
     #[inline]
     pub(crate) const fn reset_waits(&self) -> bool {
-        self.reset_waits
+        self.odd.has(Odd::RESET_WAITS)
     }
 
     /// The segment asks for an ACK and brings nothing: it begins one below the next number, and has
@@ -206,7 +209,10 @@ impl Receiver {
             return Place::Keepalive;
         }
         if r.len() == 0 && !r.fin {
-            let outside = r.seq < self.next || r.seq > self.edge.max(next);
+            // In the late mode R may have gone back to the end of the acknowledged bytes; G takes
+            // an ACK from there (`rcv_wup` in `tcp_sequence` of Linux 6.18).
+            let first = if self.is_late() { self.acks.sent().min(self.next) } else { self.next };
+            let outside = r.seq < first || r.seq > self.edge.max(next);
             return if outside { Place::Outside } else { Place::Window };
         }
         let new_fin = r.fin && !self.is_closed() && r.end == self.next;
@@ -218,12 +224,13 @@ impl Receiver {
     }
 
     /// An RST counts exactly where Linux says so: at the next number, at the end of a range that is
-    /// held, and at R's FIN (SNOOP-15).
+    /// held, and at R's FIN (SNOOP-15). For R the next number is the one that it was shown last.
     pub(crate) fn takes_reset(&self, seq: u64) -> bool {
         let next = self.stream().all();
         seq == next
             || self.out_of_order.max_end().is_some_and(|end| seq == end)
             || (self.is_closed() && seq + 1 == next)
+            || (self.is_late() && seq == self.acks.sent()) // an answer to an ACK of H
     }
 
     /// This is the next sequence number.
@@ -239,7 +246,7 @@ impl Receiver {
             && r.end <= self.edge
             && self.fin == NONE
             && self.out_of_order.is_empty()
-            && !self.reset_waits
+            && self.is_plain()
     }
 
     /// A byte may lie there.
@@ -301,7 +308,7 @@ impl Receiver {
         }
         let in_order = self.next >= to && from == before;
         let advanced = self.next - before;
-        self.early_acked_bytes += advanced;
+        self.early_acked_bytes += if self.is_late() { 0 } else { advanced };
         let whole = range.seq == before && advanced == range.len();
         let plain = in_order && whole && self.out_of_order.is_empty();
         Ok(Taken { advanced, plain, duplicate })
@@ -385,7 +392,9 @@ impl Receiver {
 
     /// A valid RST of R. `false`: one waits already.
     pub(crate) fn on_reset(&mut self) -> bool {
-        !core::mem::replace(&mut self.reset_waits, true)
+        let waits = self.reset_waits();
+        self.odd.set(Odd::RESET_WAITS, true);
+        !waits
     }
 
     /// R answers CE marks with CWR, and its data carries them (SNOOP-19).
@@ -400,19 +409,21 @@ impl Receiver {
 
     /// R asks something that G itself answers; or nothing is awaited any more.
     pub(crate) fn await_answer(&mut self, awaited: bool) {
-        self.answer_awaited = awaited;
+        self.odd.set(Odd::ANSWER_AWAITED, awaited);
     }
 
     /// R waits for G's answer.
     #[inline]
     pub(crate) const fn is_answer_awaited(&self) -> bool {
-        self.answer_awaited
+        self.odd.has(Odd::ANSWER_AWAITED)
     }
 
     /// G has answered. Whether R waits for that.
     #[must_use]
     pub(crate) fn on_answer(&mut self) -> bool {
-        core::mem::take(&mut self.answer_awaited)
+        let awaited = self.is_answer_awaited();
+        self.odd.set(Odd::ANSWER_AWAITED, false);
+        awaited
     }
 
     // --- Edge and reservation ------------------------------------------------------------------
@@ -548,7 +559,7 @@ impl Receiver {
 
     /// The flow is reset: R is owed nothing any more.
     pub(crate) fn on_abort(&mut self) {
-        self.reset_waits = false;
+        self.odd.set(Odd::RESET_WAITS, false);
     }
 }
 

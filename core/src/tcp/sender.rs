@@ -125,6 +125,11 @@ impl Sender {
         self.una
     }
 
+    /// The next byte for G: those below are under way to it.
+    pub(crate) const fn next(&self) -> u64 {
+        self.next
+    }
+
     /// End of the bytes given to G at least once.
     #[inline]
     pub(crate) const fn sent(&self) -> u64 {

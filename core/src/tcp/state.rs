@@ -15,7 +15,7 @@ pub enum State {
     Handshake,
     /// The inbound pipe is in the path: every packet goes through an emission gate.
     On,
-    /// As `On`, but no new promise: the edge shown to R is frozen. Goes to `Pass` when quiescent.
+    /// As `On`, but R's bytes are acknowledged late (LIFE-12). Goes to `Pass` when quiescent.
     Drain,
     /// Forwarded verbatim. *Operations*: entered only when H owes nothing.
     Pass,
@@ -90,9 +90,14 @@ impl Why {
         }
     }
 
-    /// The flow may come back to `On` once its cause has passed.
+    /// The flow comes back to `On` by itself once its cause has passed.
     const fn temporary(self) -> bool {
         matches!(self, Self::Urgent)
+    }
+
+    /// The same, or once it is called off.
+    const fn revocable(self) -> bool {
+        self.temporary() || matches!(self, Self::Operator)
     }
 }
 
@@ -120,9 +125,9 @@ enum Position {
 enum Event {
     /// The handshake is complete, all is understood, and there is a place for the first window.
     TakenOn,
-    /// No new promise from here on.
+    /// Late acknowledgements from here on, then out of the path.
     Drain(Why),
-    /// The reason to drain is over, and nothing is owed.
+    /// The reason to drain is over, or was called off, and nothing is owed.
     Resumed,
     /// Out of the path, owing nothing.
     Left(Why),
@@ -135,8 +140,12 @@ const fn after(position: &Position, event: Event) -> Option<Position> {
     Some(match (position, event) {
         (Position::Handshake(_), Event::TakenOn) => Position::On,
         (Position::On, Event::Drain(why)) => Position::Drain(why),
-        (Position::Drain(before), Event::Drain(why)) if before.temporary() => Position::Drain(why),
-        (Position::Drain(why), Event::Resumed) if why.temporary() => Position::On,
+        (Position::Drain(before), Event::Drain(why))
+            if before.temporary() || (before.revocable() && !why.revocable()) =>
+        {
+            Position::Drain(why)
+        }
+        (Position::Drain(why), Event::Resumed) if why.revocable() => Position::On,
         (Position::Handshake(_) | Position::On | Position::Drain(_), Event::Left(why)) => {
             // Of a connection that H refuses the guest is told at once.
             Position::Pass { why, unnoticed: matches!(why, Why::Ambiguous) }
@@ -259,12 +268,12 @@ impl Standing {
         self.must(Event::TakenOn);
     }
 
-    /// `On` to `Drain`. A flow that drains for good goes on to do so for its first reason.
+    /// `On` to `Drain`. A flow that drains for good goes on to do so for its first such reason.
     pub(crate) fn drain(&mut self, why: Why) {
         self.go(Event::Drain(why));
     }
 
-    /// `Drain` back to `On`, if its reason may pass.
+    /// `Drain` back to `On`, if its reason may pass or was called off.
     pub(crate) fn resume(&mut self) {
         self.must(Event::Resumed);
     }
@@ -302,13 +311,14 @@ mod tests {
 
     /// Every state and every event; `-` is an event that changes nothing.
     const TRANSITIONS: &str = "
-                 TakenOn  Drain(Operator)  Drain(Urgent)  Resumed  Left     Reset
-Handshake        On       -                -              -        Pass     Abort
-On               -        Drain(Operator)  Drain(Urgent)  -        Pass     Abort
-Drain(Operator)  -        -                -              -        Pass     Abort
-Drain(Urgent)    -        Drain(Operator)  Drain(Urgent)  On       Pass     Abort
-Pass             -        -                -              -        -        -
-Abort            -        -                -              -        -        -
+                 TakenOn  Drain(Options)  Drain(Operator)  Drain(Urgent)  Resumed  Left     Reset
+Handshake        On       -               -                -              -        Pass     Abort
+On               -        Drain(Options)  Drain(Operator)  Drain(Urgent)  -        Pass     Abort
+Drain(Options)   -        -               -                -              -        Pass     Abort
+Drain(Operator)  -        Drain(Options)  -                -              On       Pass     Abort
+Drain(Urgent)    -        Drain(Options)  Drain(Operator)  Drain(Urgent)  On       Pass     Abort
+Pass             -        -               -                -              -        -        -
+Abort            -        -               -                -              -        -        -
 ";
 
     fn name(position: &Position) -> String {
@@ -327,6 +337,7 @@ Abort            -        -                -              -        -        -
         let positions = [
             Position::Handshake(Box::new(offers)),
             Position::On,
+            Position::Drain(Why::Options),
             Position::Drain(Why::Operator),
             Position::Drain(Why::Urgent),
             Position::Pass { why: Why::Closed, unnoticed: false },
@@ -334,13 +345,14 @@ Abort            -        -                -              -        -        -
         ];
         let events = [
             Event::TakenOn,
+            Event::Drain(Why::Options),
             Event::Drain(Why::Operator),
             Event::Drain(Why::Urgent),
             Event::Resumed,
             Event::Left(Why::Options),
             Event::Reset(Why::Reset, true),
         ];
-        let widths = [9, 17, 15, 9, 9, 9];
+        let widths = [9, 16, 17, 15, 9, 9, 9];
         let mut table = format!("\n{:17}", "");
         for (event, width) in events.iter().zip(widths) {
             let name = match event {

@@ -128,6 +128,8 @@ pub struct Vm {
     pub flooded_flows: u32,
     /// No new promises: the daemon is stopping or the operator drains the VM.
     pub draining: bool,
+    /// Its flows acknowledge late (LIFE-12).
+    pub acknowledges_late: bool,
     /// Its VMM has hung up, and no other has come: nothing but that is said in its name (INV-19).
     pub is_gone: bool,
     /// Store pages this VM may reserve (INV-06).
@@ -179,6 +181,7 @@ impl Vm {
             congestion_control: Algorithm::default(),
             flooded_flows: 0,
             draining: false,
+            acknowledges_late: false,
             budget_pages: 0,
             reserved_pages: 0,
             lent_pages: 0,

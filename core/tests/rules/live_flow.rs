@@ -304,10 +304,10 @@ fn life_06_connections_that_were_drained_and_owe_nothing_are_left_alone() {
         let (w, r, g) = warm();
         let (r2, g2) = w.connects();
         warms_up(&r2, &g2);
-        w.engine(|e, now| e.drain(now, GUEST));
         g.stops(0);
         r2.sends("1001:2001");
         r2.gets_last("ack 2001");
+        w.engine(|e, now| e.drain(now, GUEST));
         // H has shown more than G: nothing is owed, but they are not out of the path.
         assert_eq!(w.flow(0, |f| (f.state(), f.owes_nothing())), Some((State::Drain, true)));
         if removed {

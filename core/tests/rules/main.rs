@@ -18,6 +18,7 @@ mod flood;
 mod guest_frames;
 mod guest_recovery;
 mod handshake;
+mod late;
 mod life;
 mod live_flow;
 mod sec;

@@ -176,8 +176,8 @@ mutations! { SECOND:
     "cx.arena.commit_guest_una(rec, bytes_end);"
     => "self.store.release(cx.arena, bytes_end); cx.arena.commit_guest_una(rec, bytes_end);";
 
-    "an event ends without a commit", "LIFE-09", "after_event",
-    "self.commit(cx);"
+    "an event ends without a commit", "LIFE-09", "end_any",
+    "self.commit(cx, self.promised());"
     => "";
 
     "a record is valid before it is whole", "LIFE-09", "alloc_record",
@@ -272,7 +272,7 @@ mutations! { SECOND:
     => "left.max(limits::TIMER_FLOOR_PAUSED)";
 
     "a guest that refuses is never given up", "SNOOP-32", "on_guest_timeout",
-    "tried && stuck >= limits::REFUSED_RUNNING"
+    "tried && stuck >= most"
     => "false";
 
     "a refusal is not remembered", "SNOOP-32", "on_guest_timeout",
@@ -379,7 +379,7 @@ mutations! { SECOND:
     "let to = range.end.min(self.edge).min([[self.fin]]);"
     => "NONE";
 
-    "a window smaller than a segment's worth more is shown at once", "SNOOP-33", "edge_wanted",
+    "a window smaller than a segment's worth more is shown at once", "SNOOP-33", "moved",
     "edge >= self.edge + useful"
     => "edge >= self.edge";
 

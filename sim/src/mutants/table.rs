@@ -42,7 +42,7 @@ pub fn all() -> impl Iterator<Item = &'static Mutation> {
 }
 
 mutations! { FIRST:
-    "an ACK one byte too high", "INV-03", "ack_to_net",
+    "an ACK one byte too high", "INV-03", "early_ack",
     "if self.fin_acked_by_guest() { self.receiver.next() + 1 } else { [[self.receiver.next()]] }"
     => "self.receiver.next() + 1";
 
@@ -109,7 +109,7 @@ mutations! { FIRST:
 
     "the commit record says G has everything", "LIFE-09", "commit",
     "let progress = Progress {
-            rcv_nxt: [[self.receiver.next()]],"
+            rcv_nxt: [[promised]],"
     => "self.sender.una().min(self.receiver.next())";
 
     "after a restart a flow that owes little is forgotten", "INV-21", "handle_restart",
@@ -181,7 +181,7 @@ mutations! { FIRST:
     => "return Fate::Drop(DropReason::Duplicate);";
 
     "R hears nothing of a window that has opened", "SNOOP-34", "maybe_window_update",
-    "self.receiver.window_update_due(&self.terms())"
+    "self.receiver.window_update_due(&self.terms_for(self.early_ack()))"
     => "false";
 
     "a CE mark is forgotten", "INV-24", "on_congestion_marks",

@@ -104,6 +104,7 @@ impl World<'_> {
                 self.event(Seen::Draining(guest));
                 self.command(engines, guest, |_, e, now, port| e.drain(now, port))?;
             }
+            FaultKind::Late { guest } => self.set_late(engines, guest, true)?,
             FaultKind::FlowFlood { .. } | FaultKind::Forge { .. } => {
                 self.schedule(self.now, Event::FaultGoesOn(i));
             }
@@ -144,6 +145,7 @@ impl World<'_> {
             FaultKind::OffloadOff { guest } | FaultKind::Drain { guest } => {
                 self.set_offload(engines, guest, true)?;
             }
+            FaultKind::Late { guest } => self.set_late(engines, guest, false)?,
             _ => {}
         }
         Ok(())
@@ -168,6 +170,11 @@ impl World<'_> {
     fn set_offload(&mut self, engines: &mut Engines<'_>, guest: u16, on: bool) -> Result<(), Stop> {
         self.event(Seen::Offload(guest, on));
         self.command(engines, guest, |_, e, now, port| e.set_offload(now, port, on))
+    }
+
+    /// The host acknowledges late for a guest, or does so no longer.
+    fn set_late(&mut self, engines: &mut Engines<'_>, guest: u16, late: bool) -> Result<(), Stop> {
+        self.command(engines, guest, |_, e, now, port| e.set_late(now, port, late))
     }
 
     /// The host sends for a guest, or does so no longer.

@@ -79,6 +79,8 @@ enum Step {
     Syn,
     RingReset,
     Drain,
+    /// R's bytes are acknowledged late from now on, or early.
+    Late(bool),
 }
 
 /// One engine, and what it was told and said.
@@ -283,6 +285,7 @@ impl<'m> Side<'m> {
             }
             Step::Syn => self.sends(UPLINK, TcpFlags::SYN, Wish::PLAIN, &SYN_OPTIONS),
             Step::Drain => self.engine.drain(self.now, GUEST),
+            Step::Late(late) => self.engine.set_late(self.now, GUEST, late),
             Step::RingReset => {
                 let features = PortFeatures { csum: true, tso4: true, tso6: true, ecn: true };
                 self.engine.set_port_features(self.now, GUEST, None);
@@ -391,6 +394,7 @@ fn step() -> impl Strategy<Value = Step> {
         6 => Just(Step::Resync),
         1 => prop_oneof![8 => Just(Step::Resync), 1 => Just(Step::Syn), 1 => Just(Step::RingReset)],
         1 => prop_oneof![80 => Just(Step::Resync), 1 => Just(Step::Drain)],
+        1 => prop_oneof![4 => Just(Step::Resync), 1 => any::<bool>().prop_map(Step::Late)],
         1 => prop_oneof![19 => Just(0_u64), 1 => Just(25)].prop_map(Step::Days),
     ]
 }

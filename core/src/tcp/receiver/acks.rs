@@ -68,6 +68,11 @@ impl Acks {
         self.segments = 0;
     }
 
+    /// No ACK is due any more.
+    pub(crate) fn forget_due(&mut self) {
+        self.due = false;
+    }
+
     /// The flow has left the engine's ACK list.
     pub(crate) fn on_left_list(&mut self) {
         self.listed = false;

@@ -15,7 +15,7 @@ use crate::tcp::vm::Vm;
 /// The state on which the window depends, besides the receiver's numbers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
-    /// The flow is `On`: new promises may be made.
+    /// R may be shown another edge.
     pub(crate) on: bool,
     /// Shift of the window field.
     pub(crate) scale: u8,
@@ -63,15 +63,24 @@ impl Receiver {
     /// (receiver SWS avoidance, RFC 9293 section 3.8.6.2.2).
     #[inline]
     pub(super) fn edge_wanted(&self, t: &Terms) -> u64 {
-        if !t.on || self.reset_waits {
-            return self.edge;
+        let own = t.guest_una + u64::from(self.buffer_bytes);
+        if !t.on || self.makes_no_promise() {
+            // LIFE-12: late, R is shown the edge of G, as far as it is reserved.
+            let late = t.on && !self.reset_waits();
+            let follows = late && (t.guest_edge <= own || self.record.is_none());
+            return if follows { self.edge.max(t.guest_edge) } else { self.moved(t, own, late) };
         }
         if self.record.is_none() {
             return self.edge.max(t.guest_edge); // what passes to G, G itself has room for
         }
-        let edge = t.guest_una + u64::from(self.buffer_bytes);
+        self.moved(t, own, true)
+    }
+
+    /// The edge, or `edge` if it is beyond that by a useful amount, and may be shown.
+    #[inline]
+    fn moved(&self, t: &Terms, edge: u64, may: bool) -> u64 {
         let useful = t.mss.min(u64::from(self.buffer_bytes) / 2);
-        if edge >= self.edge + useful { edge } else { self.edge }
+        if may && edge >= self.edge + useful { edge } else { self.edge }
     }
 
     /// R sees a window of zero, though a few bytes may be left of a field's unit.
@@ -96,12 +105,18 @@ impl Receiver {
         (gain > 0 && short) || self.unit_is_free(t)
     }
 
+    /// In the late mode: G shows an edge that R has not seen (LIFE-13).
+    pub(crate) fn has_new_edge(&self, t: &Terms) -> bool {
+        let field = self.field_for(t, self.edge_wanted(t));
+        t.ack + (field << t.scale) > self.edge
+    }
+
     /// R sees no window because less than a field's unit is left, and by now the reservation covers
     /// the whole unit, which is worth a segment.
     #[inline]
     fn unit_is_free(&self, t: &Terms) -> bool {
         let unit = t.rounding_slack();
-        let on = t.on && !self.reset_waits;
+        let on = t.on && !self.makes_no_promise();
         let hidden = self.window_shut(t) && t.ack < self.edge;
         on && hidden && unit >= t.mss && t.ack + unit <= self.reserved_edge(t)
     }

@@ -1,0 +1,60 @@
+//! The mode of a receiver, late or early (LIFE-12), and what else is unusual about it.
+
+use crate::tcp::receiver::Receiver;
+
+/// What is unusual about a receiver, one bit each, so that one look sees whether anything is.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Odd(u8);
+
+impl Odd {
+    /// R's keepalive or SYN was passed to G; its answer triggers H's ACK (SNOOP-17, SNOOP-36).
+    pub(super) const ANSWER_AWAITED: u8 = 1;
+    /// A valid RST of R waits behind the store (SNOOP-15).
+    pub(super) const RESET_WAITS: u8 = 2;
+    /// R's bytes are acknowledged late (LIFE-12).
+    pub(super) const LATE: u8 = 4;
+
+    pub(super) const fn has(self, any: u8) -> bool {
+        self.0 & any != 0
+    }
+
+    pub(super) fn set(&mut self, bit: u8, on: bool) {
+        self.0 = if on { self.0 | bit } else { self.0 & !bit };
+    }
+}
+
+impl Receiver {
+    /// It acknowledges late: R's bytes once G has acknowledged them (LIFE-12).
+    #[inline]
+    pub(crate) const fn is_late(&self) -> bool {
+        self.odd.has(Odd::LATE)
+    }
+
+    /// It acknowledges early, no RST of R waits, and nobody waits for an answer of G.
+    #[inline(always)]
+    pub(crate) const fn is_plain(&self) -> bool {
+        self.odd.0 == 0
+    }
+
+    /// It acknowledges late, or an RST of R waits.
+    #[inline(always)]
+    pub(crate) const fn makes_no_promise(&self) -> bool {
+        self.odd.has(Odd::LATE | Odd::RESET_WAITS)
+    }
+
+    /// The acknowledgement number in the late mode; `una`: that of G, R's FIN counted; `sacked`:
+    /// end of the SACK blocks that R was sent.
+    ///
+    /// R takes an ACK inside a SACK block for a sign that the block was dropped
+    /// (`tcp_check_sack_reneging` of Linux 6.18), so the number moves over a block at once.
+    pub(crate) fn late_ack(&self, una: u64, sacked: u64) -> u64 {
+        let inside = una < self.next && una < sacked;
+        if inside { self.acks.sent() } else { una.max(self.acks.sent()) }
+    }
+
+    /// It acknowledges late from now on, or early.
+    pub(crate) fn set_late(&mut self, late: bool) {
+        self.odd.set(Odd::LATE, late);
+        self.filled = false; // R fills the window of G now, or the one before
+    }
+}
