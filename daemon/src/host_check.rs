@@ -9,23 +9,30 @@ use nix::unistd::Pid;
 
 use crate::config::station::at_strangers;
 use crate::config::{Config, OverlayConfig, UplinkConfig, UplinkKind, VmConfig};
+use crate::daemon_user::Judge;
 use crate::owners::Owners;
 use crate::start::{large_mtus, proof_of, registry_files};
 
 /// The findings, each with its fix.
 #[derive(Debug, Default)]
 pub struct Findings {
-    /// The daemon would not start.
+    /// The daemon would not start, or a VM would have no socket that it can use.
     pub problems: Vec<String>,
     /// It would, and something would not work.
     pub warnings: Vec<String>,
 }
 
-/// Looks at this host; makes and changes nothing on it.
+/// Looks at this host as `judge` would; makes and changes nothing on it.
 #[must_use]
-pub fn check_host(config: &Config) -> Findings {
+pub fn check_host(config: &Config, judge: &Judge) -> Findings {
     let mut problems: Vec<String> = Vec::new();
-    problems.extend(Owners::of(config).err().map(|e| e.to_string()));
+    match Owners::of(config) {
+        Err(e) => problems.push(e.to_string()),
+        Ok(owners) => {
+            problems.extend(owners.problems().map(ToString::to_string));
+            problems.extend(judge.sockets(config, &owners));
+        }
+    }
     problems.extend(
         config.registry.iter().filter_map(|it| registry_files(it).err()).map(|e| e.to_string()),
     );

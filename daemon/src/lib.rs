@@ -13,6 +13,7 @@ pub mod change;
 mod charges;
 pub mod closer;
 pub mod config;
+mod daemon_user;
 pub mod desk;
 mod faults;
 mod host_check;
@@ -36,5 +37,6 @@ pub mod vhost;
 mod watchdog;
 pub mod worker;
 
+pub use daemon_user::Judge;
 pub use host_check::{Findings, check_host};
 pub use start::{StartError, block_signals, run};

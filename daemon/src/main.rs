@@ -66,7 +66,18 @@ fn main() -> ExitCode {
 
 /// The configuration is good; so is the host, or not.
 fn check(path: &Path, config: &Config) -> ExitCode {
-    let found = nightporterd::check_host(config);
+    let judge = match nightporterd::Judge::become_daemon() {
+        Ok(judge) => judge,
+        Err(error) => {
+            complain(&format!("this host: {error}"));
+            return ExitCode::FAILURE;
+        }
+    };
+    let mut found = nightporterd::check_host(config, &judge);
+    if let Err(e) = std::fs::File::open(path) {
+        let what = format!("the daemon's user cannot read {}: {e}", path.display());
+        found.problems.push(format!("{what}\n    fix: chmod o+r, or chgrp to its group"));
+    }
     found
         .warnings
         .iter()

@@ -1,5 +1,6 @@
 //! The owners of the VMs' sockets. All users and groups in the configuration are looked up at the
-//! start, because later there is no way to ask for one as libraries do.
+//! start, because later there is no way to ask for one as libraries do. One that does not exist
+//! concerns only the VMs that name it.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -23,29 +24,49 @@ pub(crate) struct Owners {
     /// `[daemon]`'s, for VMs without their own.
     default: Names,
     known: BTreeMap<Names, Access>,
+    unknown: BTreeMap<Names, StartError>,
 }
 
 impl Owners {
     /// All that `config` names.
     ///
     /// # Errors
-    /// One does not exist; they are too many.
+    /// None of them exists; they are too many.
     pub(crate) fn of(config: &Config) -> Result<Self, StartError> {
         let DaemonConfig { socket_user, socket_group, .. } = &config.daemon;
         let default = (socket_user.clone(), socket_group.clone());
-        let mut known = BTreeMap::from([(default.clone(), look_up("daemon", &default)?)]);
+        let mut found = BTreeMap::from([(default.clone(), look_up("daemon", &default))]);
         for vm in &config.vms {
-            let names = names(&default, vm);
-            if let Entry::Vacant(entry) = known.entry(names) {
-                let access = look_up(&format!("vm.{}", vm.name), entry.key())?;
+            if let Entry::Vacant(entry) = found.entry(names(&default, vm)) {
+                let access = look_up(&format!("vm.{}", vm.name), entry.key());
                 entry.insert(access);
+            }
+        }
+        let (mut known, mut unknown) = (BTreeMap::new(), BTreeMap::new());
+        for (names, found) in found {
+            match found {
+                Ok(access) => drop(known.insert(names, access)),
+                Err(e) => drop(unknown.insert(names, e)),
             }
         }
         if known.len() > OWNERS_MAX {
             let what = format!("sockets have {} owners and groups", known.len());
             return Err(error(what, &format!("use {OWNERS_MAX} of them at most")));
         }
-        Ok(Self { default, known })
+        match unknown.values().next() {
+            Some(e) if known.is_empty() => Err(e.clone()),
+            _ => Ok(Self { default, known, unknown }),
+        }
+    }
+
+    /// The user or group of a VM that does not exist.
+    pub(crate) fn problem(&self, vm: &VmConfig) -> Option<&StartError> {
+        self.unknown.get(&names(&self.default, vm))
+    }
+
+    /// All of these.
+    pub(crate) fn problems(&self) -> impl Iterator<Item = &StartError> {
+        self.unknown.values()
     }
 
     /// The users who may connect to the sockets of a VM. `None`: they were not known at the start.
@@ -123,11 +144,21 @@ mod tests {
 
     #[test]
     fn who_does_not_exist_is_named_and_too_many_are_refused() {
-        let said = Owners::of(&config("", &vm("a", "socket_user = \"no-such\""))).unwrap_err();
-        let said = said.to_string();
+        let vms = vm("a", "socket_user = \"no-such\"") + &vm("b", "");
+        let with_b = config("", &vms);
+        let owners = Owners::of(&with_b).unwrap();
+        let [a, b] = &with_b.vms[..] else { panic!("two VMs") };
+        assert_eq!((owners.find(a), owners.access(a)), (None, OWN));
+        assert!(owners.find(b).is_some() && owners.problem(b).is_none());
+        let said = owners.problem(a).unwrap().to_string();
         assert!(
             said.contains("no user \"no-such\"") && said.contains("vm.a.socket_user"),
             "{said}"
         );
+        assert_eq!(owners.problems().count(), 1);
+        // Of no VM that there is.
+        let none = config("socket_group = \"no-such\"", &vm("a", ""));
+        let said = Owners::of(&none).unwrap_err().to_string();
+        assert!(said.contains("no group \"no-such\"") && said.contains("daemon.socket"), "{said}");
     }
 }

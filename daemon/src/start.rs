@@ -419,16 +419,23 @@ fn add_wanted(worker: &mut Worker, wanted: Wanted, broker: &Broker) -> Result<()
 }
 
 /// Opens the ports of all VMs. If a socket cannot be made, for example because another file has its
-/// path, the other VMs still work, and it is tried again. Only if no socket can be made it is an
-/// error.
+/// path, the other VMs still work, and it is tried again. One whose owner does not exist is nobody
+/// else's. Only if all VMs have a problem it is an error.
 fn open_vms(worker: &mut Worker, config: &Config, owners: &Owners) -> Vec<StartError> {
     let limited = memory_is_limited();
     let mut problems = Vec::new();
     for vm in &config.vms {
-        match open_vm(worker, vm, owners.access(vm), limited) {
-            Ok(None) => {}
-            Ok(Some(e)) => problems.push((e, "the daemon tries again every second")),
-            Err(e) => problems.push((e, "the VM has no port until the daemon is started again")),
+        let opened = open_vm(worker, vm, owners.access(vm), limited);
+        match (opened, owners.problem(vm)) {
+            (Ok(None), None) => {}
+            (Ok(_), Some(e)) => {
+                let what = StartError(format!("vm {}: {e}", vm.name));
+                problems.push((what, "only the daemon's user and root can use its socket so far"));
+            }
+            (Ok(Some(e)), None) => problems.push((e, "the daemon tries again every second")),
+            (Err(e), _) => {
+                problems.push((e, "the VM has no port until the daemon is started again"));
+            }
         }
     }
     if problems.len() == config.vms.len() {
@@ -447,7 +454,7 @@ fn open_vm(
     access: Access,
     memory_is_limited: bool,
 ) -> Result<Option<StartError>, StartError> {
-    make_parent(&vm.socket)?;
+    let without_parent = make_parent(&vm.socket).err();
     let explain = |e: PortError| {
         let fix = if let PortError::Listen(e) = &e { e.fix() } else { "correct that key" };
         error(format!("vm {}: {e}", vm.name), fix)
@@ -465,7 +472,7 @@ fn open_vm(
         toe_without_socket = port.listen().err().map(|e| explain(e.into()));
         worker.add_toe(id, port, member);
     }
-    Ok(without_socket.or(toe_without_socket))
+    Ok(without_socket.or(toe_without_socket).map(|e| without_parent.unwrap_or(e)))
 }
 
 /// The device of a VM.

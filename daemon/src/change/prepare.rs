@@ -40,7 +40,8 @@ pub(super) fn prepare(
     let (taps, overlays, listeners) = (Vec::new(), Vec::new(), Vec::new());
     let mut prepared = Prepared { plan, target, taps, overlays, listeners, owners, dry_run };
     let vms = &prepared.target.config.vms;
-    if let Some(vm) = vms.iter().find(|vm| prepared.owners.find(vm).is_none()) {
+    let is_new = |vm: &&VmConfig| !running.config.vms.contains(vm);
+    if let Some(vm) = vms.iter().filter(is_new).find(|vm| prepared.owners.find(vm).is_none()) {
         return Err(Refusal {
             what: format!("vm {}: no VM had that socket_user and socket_group", vm.name),
             fix:

@@ -147,6 +147,34 @@ fn all_that_is_in_the_way_is_named_at_once() {
 }
 
 #[test]
+fn a_wrong_group_and_a_wrong_path_keep_no_other_vm_away() {
+    let dir = Dir::new();
+    let vms = [
+        dir.vm("a", "socket_group = \"no-such-group\""),
+        dir.vm("b", ""),
+        dir.vm("nowhere/deep/c", "").replace("name = \"nowhere/deep/c\"", "name = \"c\""),
+    ];
+    let config = dir.configure("metrics = \"off\"", &vms.concat());
+    let host = Host::start(&dir, &config);
+    assert_eq!(host.names(), ["a", "b", "c"]);
+    let _guest = Guest::boot(&dir.join("b"), PLAIN);
+    host.until("b", |b| b.link);
+    // Nobody else's until the group is known.
+    assert_eq!(std::fs::metadata(dir.join("a")).unwrap().mode() & 0o777, 0o600);
+    // Nor do they keep others from changing.
+    dir.configure("metrics = \"off\"", &(vms.concat() + &dir.vm("d", "")));
+    host.change(Change::Reload {});
+    assert!(dir.join("d").exists());
+    let e = dir.vm("e", "socket_group = \"no-such-group\"");
+    dir.configure("metrics = \"off\"", &(vms.concat() + &dir.vm("d", "") + &e));
+    let (what, _) = host.refuses(Change::Reload {});
+    assert!(what.contains("vm e: no VM had that socket_user"), "{what}");
+    dir.configure("metrics = \"off\"", &(vms[1].clone() + &dir.vm("d", "")));
+    host.change(Change::Reload {});
+    assert_eq!(host.names(), ["b", "d"]);
+}
+
+#[test]
 fn one_socket_path_that_is_taken_keeps_no_other_vm_away_and_is_opened_when_it_is_free() {
     let dir = Dir::new();
     let taken = std::os::unix::net::UnixListener::bind(dir.join("a")).unwrap();
