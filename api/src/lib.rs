@@ -331,6 +331,8 @@ pub struct PortStatus {
 pub struct VmStatus {
     /// On for new connections.
     pub offload: bool,
+    /// Which of its connections end in the guest: `auto`, `always` or `never`.
+    pub local: String,
     /// Congestion offload is wanted.
     pub congestion_offload: bool,
     /// The host controls congestion for the guest, and says so in its heartbeats: both offloads are

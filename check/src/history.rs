@@ -40,6 +40,8 @@ pub struct History {
     pub ecn: bool,
     /// The host may send for G (congestion offload): not all leaves as G sent it.
     pub floods: bool,
+    /// G is a router, and its end of the connection is behind it.
+    pub forwards: bool,
     /// It does so now, by the engine's account.
     pub is_flooded: bool,
     /// It has since G was last shown a window.
@@ -171,6 +173,7 @@ impl History {
             conn,
             ecn: false,
             floods: false,
+            forwards: false,
             is_flooded: false,
             lent_by_sender: false,
             ttl: None,

@@ -51,6 +51,8 @@ vm_counters! {
     flows_offloaded = "flows_offloaded",
     /// Connections refused or let go for lack of budget, record or table space.
     flows_refused = "flows_refused",
+    /// Connections that were not offloaded, or no longer, because they end behind the guest.
+    flows_not_local = "flows_not_local",
     /// Connections that the host reset.
     flows_aborted = "flows_aborted",
     /// Payload bytes sent to remotes for the guest, each counted once.

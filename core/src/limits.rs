@@ -28,6 +28,9 @@ pub const FLOW_BUFFER_DOUBLED_MAX: u64 = 4 * 1024 * 1024;
 /// The largest buffer of a flow that grows because G itself shows as much: all that Linux shows
 /// with a `tcp_rmem` of 32 MiB. A flow whose G shows more is let go.
 pub const FLOW_BUFFER_MAX: u64 = 32 * 1024 * 1024;
+/// The largest buffer of a flow that ends in a container of the guest (FWD-02): 256 KiB are held,
+/// and a unit of any window field may be shown beyond.
+pub const FLOW_BUFFER_NEAR_MAX: u64 = FLOW_BUFFER_INITIAL + (1 << 14);
 /// The bytes that a VM's flows may hold and promise together unless configured otherwise (INV-06).
 pub const VM_BUDGET: u64 = 64 * 1024 * 1024;
 /// One part in so many of a VM's budget is for windows of [`FLOW_BUFFER_MIN`] alone (INV-20): 1024
@@ -193,6 +196,13 @@ pub const TOO_LONG_SENDERS: usize = 64;
 pub const TOO_LONG_INTERVAL: Duration = Duration::from_millis(10);
 /// Datagrams that leave by one call (`UDP_MAX_SEGMENTS`, linux/udp.h up to 6.8).
 pub const OVERLAY_DATAGRAMS_MAX: usize = 64;
+/// Servers of a guest that are known not to be plain local ones (FWD-01): 128 x 80 B = 10 KiB.
+pub const SERVERS_PER_VM: usize = 128;
+/// The last answers of each that are known (FWD-01).
+pub const ANSWERS_KNOWN: usize = 16;
+/// An answer of a container takes so many milliseconds at most, if its guest is on its CPU: a hop
+/// inside the guest takes some 50 us (FWD-01).
+pub const NEAR_ANSWER_MS: u16 = 2;
 /// Source IPs that are learned of a guest port without a configured list; it owns these (COM-11).
 pub const LEARNED_IPS_PER_PORT: usize = 16;
 
@@ -223,7 +233,7 @@ pub const FLOW_RECORD_BYTES: usize = 160;
 /// The caller's state per flow that the memory target below is stated for.
 pub const FLOW_STATE_BYTES: usize = 328;
 /// The memory of the path of an idle flow for which the daemon has sent.
-pub const SENDER_MEMORY_BYTES: usize = 640;
+pub const SENDER_MEMORY_BYTES: usize = 768;
 /// A tracked flow that owes nothing and was idle for [`T_PARK`].
 pub const FLOW_BYTES_IDLE: usize =
     FLOW_SLOT_OVERHEAD + FLOW_INDEX_BYTES + FLOW_TIMER_BYTES + FLOW_STATE_BYTES;
@@ -241,6 +251,17 @@ pub const HEARTBEAT_STALE: Duration = Duration::from_secs(2);
 pub const LOCAL_RTO_MIN: Duration = Duration::from_millis(250);
 /// Local retransmission toward G: longest timeout, in running time (SNOOP-29).
 pub const LOCAL_RTO_MAX: Duration = Duration::from_secs(2);
+/// What was learned of the way behind G by a loss there is forgotten after so much running time
+/// without another (FWD-04).
+pub const GUEST_PATH_AGE: Duration = Duration::from_secs(10);
+/// An answer of G that takes so much running time at the least is no local one: delayed ACKs are
+/// sent after 40 to 200 ms, but not always (FWD-01).
+pub const GUEST_ROUND_TRIP_LONG: Duration = Duration::from_millis(50);
+/// Segments that may be under way on it, however much is lost (RFC 5681 section 3.1: ssthresh).
+pub const GUEST_PATH_SEGMENTS_MIN: u64 = 2;
+/// The least packets that every way behind G takes: 576 bytes with an MSS of 536 (RFC 9293 section
+/// 3.7.1), and 1280 with 1220 (RFC 8200 section 5).
+pub const GUEST_PATH_MTU_MIN: [u16; 2] = [576, 1280];
 /// Retransmission timeout toward R before the first round trip is known (RFC 6298 section 2.1).
 pub const WIRE_RTO_INITIAL: Duration = Duration::from_secs(1);
 /// The same if the SYN or SYN-ACK had to be repeated (RFC 6298 section 5.7).
@@ -263,6 +284,14 @@ pub const REFUSED_RUNNING: Duration = Duration::from_secs(120);
 /// The same for a flow that acknowledges late and owes nothing: R, which waits for G itself, gives
 /// up after so long (15 retransmissions of Linux, `tcp_retries2`).
 pub const REFUSED_LATE: Duration = Duration::from_secs(924);
+/// The same for a connection that ends behind the guest: as long as Linux tries, by its 15 retries
+/// (`tcp_retries2`; FWD-06).
+pub const REFUSED_RUNNING_BEHIND: Duration = Duration::from_secs(924);
+/// The connections of a server that was found behind its guest pass for so long (FWD-02).
+pub const T_NOT_LOCAL: Duration = Duration::from_secs(600);
+/// Data segments of G in a row with a lower TTL than its handshake that show that a connection ends
+/// behind it (FWD-01).
+pub const LOWER_TTLS: u8 = 2;
 /// A guest port and remote that were refused get no offload for this long (SNOOP-32). A firewall
 /// rule may have changed by then, and one more refusal an hour costs R one connection.
 pub const T_REFUSED: Duration = Duration::from_secs(3600);

@@ -3,6 +3,7 @@
 use core::net::IpAddr;
 
 use crate::congestion::Algorithm;
+use crate::tcp::distance::Local;
 
 /// A port of the switch. Stable until the port is removed; then reused.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -63,6 +64,10 @@ pub struct GuestConfig {
     pub trusted: bool,
     /// Ack offload wanted.
     pub ack_offload: bool,
+    /// Which of its connections end in the guest.
+    pub local: Local,
+    /// The TTL or hop limit of the guest's own packets, if it is none of 64, 128 and 255.
+    pub guest_ttl: Option<u8>,
     /// Congestion offload wanted, for connections that have ack offload.
     pub congestion_offload: bool,
     /// The congestion control by which the host sends for the guest.

@@ -528,6 +528,8 @@ pub(crate) fn policy_of(vm: &VmConfig) -> GuestConfig {
             (None, None) => Vlans::Any,
         },
         ack_offload: vm.ack_offload,
+        local: vm.local,
+        guest_ttl: vm.guest_ttl,
         congestion_offload: vm.congestion_offload,
         congestion_control: vm.congestion_control,
         budget_bytes: vm.budget,

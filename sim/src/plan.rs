@@ -3,14 +3,18 @@
 //! A plan is printed on failure, written as JSON, and made smaller by `shrink`. Everything follows
 //! from a plan and the streams of [`crate::random`] named after its parts.
 
+mod cores;
 mod defaults;
 mod faults;
+mod forward;
 
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use serde::{Deserialize, Serialize};
 
+pub use self::cores::{CorePlan, Policy};
 pub(crate) use self::defaults::{backlog_frames, flows_per_step};
+pub use self::forward::ForwardPlan;
 use nightporter_check::wire::{GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6};
 
 /// A machine: a VM on the host under test, or a remote on the network.
@@ -117,51 +121,6 @@ impl Offloads {
     }
 }
 
-/// One core and how it is shared.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-pub struct CorePlan {
-    /// The scheduling policy.
-    pub policy: Policy,
-}
-
-/// How a core is shared (times in microseconds).
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
-pub enum Policy {
-    /// Everybody always runs: as many cores as guests.
-    Dedicated,
-    /// Xen's credit scheduler: slices of `slice_us`, credits by weight every 30 ms; with `boost`,
-    /// one that wakes with credit left preempts.
-    Credit {
-        /// 30,000 in Xen.
-        slice_us: u32,
-        /// Wake-ups preempt.
-        boost: bool,
-    },
-    /// As `Credit` with `boost`, but a preempted machine keeps its place and goes on with the rest
-    /// of its slice, as on Linux.
-    KeepsPlace {
-        /// The papers' 30,000.
-        slice_us: u32,
-    },
-    /// Plain round robin (SCHED_RR): no credits, no wake-up preemption.
-    RoundRobin {
-        /// Length of a turn.
-        slice_us: u32,
-    },
-    /// Proportional share by virtual deadline, like Linux's EEVDF.
-    Fair {
-        /// Base slice; Linux: 3,000 on few cores.
-        slice_us: u32,
-    },
-    /// Proportional share, with at most `quota_us` in `period_us` for each (cgroup `cpu.max`).
-    Quota {
-        /// Time per period.
-        quota_us: u32,
-        /// Length of the period.
-        period_us: u32,
-    },
-}
-
 /// A VM.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct GuestPlan {
@@ -191,6 +150,9 @@ pub struct GuestPlan {
     pub new_reno: bool,
     /// Processor time per received frame, in nanoseconds.
     pub frame_ns: u64,
+    /// It is a router, and `stack` is of a machine behind it.
+    #[serde(default)]
+    pub forwards: Option<ForwardPlan>,
     /// Its TCP.
     pub stack: StackPlan,
 }

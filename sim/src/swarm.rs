@@ -275,6 +275,7 @@ impl Swarm {
             congestion_offload: false,
             new_reno: false,
             frame_ns: self.random.pick(&[500, 2_000, 20_000]),
+            forwards: None,
             stack: self.stack(kinds, mtu),
         }
     }

@@ -155,6 +155,7 @@ impl History {
             fragments: self.fragments,
             mtu: self.mtu,
             floods: self.floods,
+            forwards: self.forwards,
             offline: self.offline,
             state: self.state,
             paused_since: self.paused_since,

@@ -96,12 +96,13 @@ pub(crate) fn on_step(h: &mut History, now: Instant, clock: &GuestClock) -> Verd
 
 impl History {
     /// An offloaded flow of two honest ends of which all is seen, and that nothing has come
-    /// between: it must be no worse than its twin.
+    /// between: it must be no worse than its twin. What is behind a router is another path for
+    /// each (FWD-04); such flows are compared by their time.
     pub(crate) fn is_twinned(&self) -> bool {
         let gone = self.past || self.interrupted || self.broken || self.killed || self.must_reset;
         let reset = self.ends.iter().any(|e| e.reset || e.reset_to);
         let on = self.is_on() && !self.offline && self.was_on && self.is_open();
-        on && !gone && !reset && !self.opaque && self.hostile == [false; 2]
+        on && !gone && !reset && !self.forwards && !self.opaque && self.hostile == [false; 2]
     }
 
     /// End of R's bytes that came without a hole, its FIN not counted.

@@ -12,6 +12,10 @@
 //! - a byte that G does not mention is offered within twice the timeout of SNOOP-29, which starts
 //!   at 250 ms of G's running time, doubles to 2 s, and starts again when G has moved.
 //!
+//! From a loss on, and for [`ON_PATH`] after the last, the host takes what is behind G for a path
+//! (FWD-04): new bytes wait while more than a segment is under way, and a timeout that was doubled
+//! stays so when G moves. A G whose own frames came a hop is taken for one from the first byte on.
+//!
 //! A G whose window is shut is probed within twice the interval of SNOOP-31, which starts at 200 ms
 //! and doubles to a minute. A G that takes nothing for [`REFUSES`] of its running time is given up
 //! (SNOOP-32). After a timeout the bytes that were under way follow as fast as G acknowledges,
@@ -40,6 +44,10 @@ const PERSIST_MS: (u64, u64) = (200, 60_000);
 /// next look at the ring. A guest that takes a frame within 300 ms is looked at after 100, 200 and
 /// 400 ms: two seconds become 2.4 at most (2.33 to 2.36 in seed 1102), two minutes 144 s.
 const REFUSES: Duration = Duration::from_secs(150);
+/// A path is forgotten after 10 s of running time (FWD-04), which is measured from two places.
+const ON_PATH: Duration = Duration::from_secs(12);
+/// TTLs of frames that came no hop; 32 is one of the simulated guests.
+const OWN_TTLS: [u8; 4] = [32, 64, 128, 255];
 /// What a timer may be late: it looks at a ring that says nothing every 100 ms.
 const LATE: Duration = Duration::from_millis(300);
 
@@ -89,6 +97,10 @@ pub(crate) struct Recovery {
     fresh_since: Option<Instant>,
     /// G sent something: timers may start anew.
     heard_at: Instant,
+    /// How long G had run when something was last found lost, while that counts.
+    lost: Option<Duration>,
+    /// Frames of G came a hop.
+    behind: bool,
 }
 
 impl Recovery {
@@ -103,6 +115,11 @@ impl Recovery {
         let Some((at, ran)) = self.offered else { return false };
         let due = since(clock.may_have_run(now), ran) >= not_before(self.by_timer);
         due && clock.idle_since().is_none_or(|idle| idle > at)
+    }
+
+    /// The host may take what is behind G for a path.
+    fn is_on_path(&self) -> bool {
+        self.behind || self.lost.is_some()
     }
 
     /// While it repeats, and in the slow start after a timeout, new bytes may wait.
@@ -166,6 +183,10 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>, clock: &GuestClock) {
     let moved = before != edge;
     q.reopened |= before > 0 && before <= una && edge > una;
     q.heard_at = s.at;
+    q.behind |= !OWN_TTLS.contains(&s.ip.ttl);
+    if una > q.una && q.lost.is_some_and(|then| since(clock.ran(s.at), then) > ON_PATH) {
+        q.lost = None;
+    }
     if moved {
         q.by_timer = 0; // a window that opens again: the host begins anew
     }
@@ -188,6 +209,7 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>, clock: &GuestClock) {
     {
         q.duplicates += 1;
         if q.duplicates == 3 && !says_more {
+            q.lost = Some(clock.may_have_run(s.at));
             // What a timeout has yet to repeat is none of it.
             let end = if una < q.slow_to { q.burst.0.clamp(una, out_to) } else { out_to };
             q.begin(s.at, end, una >= q.slow_to);
@@ -195,6 +217,7 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>, clock: &GuestClock) {
         }
     }
     if let Some(top) = top {
+        q.lost = Some(clock.may_have_run(s.at));
         q.begin(s.at, top, true);
     }
 }
@@ -215,7 +238,9 @@ pub(crate) fn fresh_bytes(h: &History) -> Option<u64> {
     let room = g.edge.min(end).saturating_sub(out_to);
     let fits =
         room >= h.segment_for_guest().0 || room > 0 && (out_to <= una || out_to + room == end);
-    (fits && h.quality.recovery.is_calm(una)).then_some(room)
+    let q = &h.quality.recovery;
+    let waits = q.is_on_path() && out_to - una > h.segment_for_guest().1;
+    (fits && q.is_calm(una) && !waits).then_some(room)
 }
 
 pub(crate) fn on_step(h: &mut History, now: Instant, clock: &GuestClock) -> Ensure {
@@ -263,6 +288,7 @@ pub(crate) fn on_step(h: &mut History, now: Instant, clock: &GuestClock) -> Ensu
     }
     let (first, longest) = TIMEOUT_MS;
     let timeout = (first << q.timeouts.min(8)).min(longest);
+    let timeout = if q.is_on_path() { longest } else { timeout };
     let bound = Duration::from_nanos(2 * timeout * 1_000_000 + LATE.as_nanos());
     match q.offered {
         Some((at, _)) if now.since(at.max(idle).max(q.heard_at)) > bound => {
@@ -347,6 +373,7 @@ pub(crate) fn after_out(h: &mut History, o: &Out<'_>, clock: &GuestClock) {
                 (q.by_timer, q.slow_moved.0, q.slow) = (q.by_timer + 1, 0, true);
             }
             q.timeouts += 1;
+            q.lost = Some(clock.may_have_run(o.at));
             (q.burst, q.slow_to) = ((end, out_to), out_to);
         }
         q.offered = Some((o.at, clock.may_have_run(o.at)));

@@ -278,7 +278,12 @@ impl Engine<'_> {
         // By reference, here and below: a `Packet` is too large to move about.
         let packet = &parse(frame)?;
         *hdr = validate_hdr(hdr, frame, packet)?;
-        self.networks.of_mut(port).check_source(now, port, packet)?;
+        let checked = self.networks.of_mut(port).check_source(now, port, packet);
+        if checked == Err(DropReason::SpoofedIp) {
+            self.networks.of(port).check_error_from_behind(port, packet, frame)?;
+        } else {
+            checked?;
+        }
         let mut edited = false;
         if packet.tcp().is_none() {
             self.networks.of_mut(port).check_claims(port, packet, frame)?;
@@ -306,10 +311,8 @@ impl Engine<'_> {
             } else if tcp.payload_len > 0 {
                 self.on_data_past_flows(now, &key);
             }
-        } else if let Net::Ip(Ip { l4: L4::Fragment, protocol: PROTOCOL_TCP, dst, .. }) = packet.net
-            && let Some(p) = self.port_mut(port)
-        {
-            p.vm.fragment_from_guest = Some((now, dst));
+        } else {
+            self.on_other_from_guest(now, port, frame, packet);
         }
         let Some(out) = self.egress(now, port, packet.eth.vlan, packet.eth.dst)? else {
             return Ok(Verdict::Flood);
@@ -324,6 +327,40 @@ impl Engine<'_> {
             return self.process_toward(now, out, hdr, frame, &packet);
         }
         self.process_toward(now, out, hdr, frame, packet)
+    }
+
+    /// A frame of a guest that is not a TCP segment.
+    #[inline(never)] // most are, and the others need not be fast
+    fn on_other_from_guest(&mut self, now: Instant, port: PortId, frame: &[u8], packet: &Packet) {
+        match packet.net {
+            Net::Ip(Ip { l4: L4::Fragment, protocol: PROTOCOL_TCP, dst, .. }) => {
+                if let Some(p) = self.port_mut(port) {
+                    p.vm.fragment_from_guest = Some((now, dst));
+                }
+            }
+            Net::Ip(ref ip) if ip.l4 == L4::Icmp => {
+                self.on_icmp_from_guest(now, port, frame, &packet.eth, ip);
+            }
+            _ => {}
+        }
+    }
+
+    /// An ICMP error of a guest, or of a router behind it: it may be about a segment that H made
+    /// (FWD-03). It is forwarded in any case.
+    fn on_icmp_from_guest(&mut self, now: Instant, port: PortId, frame: &[u8], eth: &Eth, ip: &Ip) {
+        let Some(it) = TooBig::parse(frame, ip) else { return };
+        let key = FlowKey {
+            g_addr: it.dst,
+            r_addr: it.src,
+            vlan: eth.vlan.key(),
+            g_port: it.dst_port,
+            r_port: it.src_port,
+            port: port.0,
+            version: ip.version,
+        };
+        if let Some(id) = self.flows.lookup(&key) {
+            self.with_flow(now, id, |flow, cx| flow.on_too_big_for_guest(cx, &it));
+        }
     }
 
     /// The flow with this key, if it has anything to do with its frames. Most frames that are

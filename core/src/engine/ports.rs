@@ -55,6 +55,8 @@ impl Engine<'_> {
             offload: config.as_guest().is_some_and(|g| g.ack_offload),
             congestion_offload: config.as_guest().is_some_and(|g| g.congestion_offload),
             congestion_control: config.as_guest().map(|g| g.congestion_control).unwrap_or_default(),
+            local: config.as_guest().map(|g| g.local).unwrap_or_default(),
+            guest_ttl: config.as_guest().and_then(|g| g.guest_ttl),
             budget_pages,
             mtu: config.as_guest().map_or(limits::MTU_DEFAULT, mtu),
             network_hash: network_hash(&config.network),
@@ -173,6 +175,7 @@ impl Engine<'_> {
             p.vm.congestion_offload = guest.congestion_offload;
             p.vm.congestion_control = guest.congestion_control;
             p.vm.mtu = mtu(&guest);
+            (p.vm.local, p.vm.guest_ttl) = (guest.local, guest.guest_ttl);
             let offload = guest.ack_offload;
             p.config.kind = PortKind::Guest(guest);
             if p.vm.offload != offload {

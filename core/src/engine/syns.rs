@@ -52,7 +52,7 @@ impl Engine<'_> {
         if let Some(wanting) = self.wanting_mut(port) {
             wanting.on_syn(now, key.g_port);
         }
-        let mut syn = SynInfo::learn(tcp, ip.version);
+        let mut syn = SynInfo::learn(now, tcp, ip.version);
         match id.and_then(|id| Some((id, self.flows.get_mut(id)?))) {
             // Later frames are of another connection, even if G's answer takes another path.
             Some((id, flow)) if flow.is_over() => self.remove_flow(id),
@@ -74,7 +74,7 @@ impl Engine<'_> {
         let port = PortId(key.port);
         let tcp = f.tcp;
         let client = !tcp.flags.contains(TcpFlags::ACK);
-        let syn_g = SynInfo::learn(tcp, f.ip.version);
+        let syn_g = SynInfo::learn(now, tcp, f.ip.version);
         if !client && let Some(wanting) = self.wanting_mut(port) {
             wanting.on_accepted(now, key.g_port);
         }
@@ -112,7 +112,10 @@ impl Engine<'_> {
         if client == syn_r.is_some() {
             return false; // simultaneous open, or a SYN nobody remembers: PASS for life
         }
-        let offers = Offers { r: syn_r.unwrap_or_default(), g: syn_g };
+        let mac = self.networks.of(port).mac_of(port);
+        let is_of_a_station = mac.is_some_and(|mac| mac != f.eth.src);
+        let (r, ttl_g) = (syn_r.unwrap_or_default(), f.ip.ttl);
+        let offers = Offers { r, g: syn_g, ttl_g, is_of_a_station };
         let mut flow = Flow::new(now, offers, client);
         if !flow.on_first_from_guest(&offers, f) {
             return false;

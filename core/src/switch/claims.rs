@@ -6,7 +6,7 @@
 //! three VLAN tags, unknown EtherTypes), the addresses inside ARP and neighbour discovery (RFC
 //! 4861), and frames that speak for routers.
 
-use super::{Mac, Switch};
+use super::{GuestPort, Mac, Switch, is_host_address};
 use crate::drops::DropReason;
 use crate::port::PortId;
 use crate::wire::ip::IpVersion;
@@ -46,6 +46,12 @@ const ROUTER_ADVERTISEMENT: u8 = 134;
 const NEIGHBOR_SOLICITATION: u8 = 135;
 const NEIGHBOR_ADVERTISEMENT: u8 = 136;
 const REDIRECT: u8 = 137;
+/// Errors of ICMP for IPv4: unreachable, time exceeded, a parameter's problem (RFC 792).
+const V4_ERRORS: [u8; 3] = [3, 11, 12];
+/// The same of ICMPv6, and packet too big (RFC 4443 section 3).
+const V6_ERRORS: [u8; 4] = [1, 2, 3, 4];
+/// Where the packet that an error is about begins in it.
+const QUOTED_AT: usize = 8;
 /// Where the target is in a neighbour solicitation or advertisement.
 const TARGET_AT: usize = 8;
 
@@ -93,6 +99,31 @@ impl Switch {
         if is_fine { Ok(()) } else { Err(DropReason::SpoofedIp) }
     }
 
+    /// Whether a packet whose source the guest behind `port` does not own is an ICMP error that it
+    /// may forward (FWD-07): of a router behind it, about a packet to an address that it owns. The
+    /// source is no address on the list of another guest.
+    ///
+    /// # Errors
+    /// [`DropReason::SpoofedIp`].
+    #[inline(never)]
+    pub fn check_error_from_behind(
+        &self,
+        port: PortId,
+        packet: &Packet,
+        frame: &[u8],
+    ) -> Result<(), DropReason> {
+        let vlan = self.guest(port).and_then(GuestPort::vlan);
+        let passes = |ip: &Ip| {
+            let is_others = !is_host_address(ip.src) || self.is_listed(ip.src, vlan);
+            let quoted = quoted_destination(ip, frame);
+            !is_others && quoted.is_some_and(|dst| self.owns_by_list(port, dst))
+        };
+        match &packet.net {
+            Net::Ip(ip) if ip.l4 == L4::Icmp && passes(ip) => Ok(()),
+            _ => Err(DropReason::SpoofedIp),
+        }
+    }
+
     /// Whether the guest behind `port` may send a packet that begins so: a DHCP server or router
     /// must be trusted.
     fn may_serve(&self, port: PortId, begins: Option<(u8, &[u8])>) -> bool {
@@ -108,6 +139,20 @@ impl Switch {
 pub(super) fn link_local_of(mac: Mac) -> IpAddr16 {
     let [a, b, c, d, e, f] = mac;
     IpAddr16([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
+}
+
+/// The destination of the packet that an ICMP error quotes (RFC 792, RFC 4443 section 3).
+fn quoted_destination(ip: &Ip, frame: &[u8]) -> Option<IpAddr16> {
+    let message = frame.get(usize::from(ip.payload_offset)..)?;
+    let quoted = message.get(QUOTED_AT..)?;
+    if ip.version == IpVersion::V4 {
+        let is_error = V4_ERRORS.contains(message.first()?);
+        let dst = quoted.get(16..20)?.first_chunk::<4>().copied()?;
+        return is_error.then(|| IpAddr16::from_v4(dst));
+    }
+    let is_error = V6_ERRORS.contains(message.first()?);
+    let dst = quoted.get(24..40)?.first_chunk::<16>().copied()?;
+    is_error.then_some(IpAddr16(dst))
 }
 
 fn is_own_rarp(packet: &Packet, frame: &[u8]) -> bool {
@@ -212,7 +257,9 @@ mod tests {
         let frame = [&[0xff; 6][..], &mac, &ethertype.to_be_bytes(), body].concat();
         let packet = Packet::parse(&frame).unwrap();
         let now = crate::time::Instant::from_secs(1000);
-        let checked = switch.check_source(now, port, &packet);
+        let checked = switch
+            .check_source(now, port, &packet)
+            .or_else(|_| switch.check_error_from_behind(port, &packet, &frame));
         checked.and_then(|()| switch.check_claims(port, &packet, &frame))
     }
 
@@ -340,6 +387,36 @@ mod tests {
         }
         let later = [&[PROTOCOL_ICMP_V6, 0, 0, 9, 0, 0, 0, 9][..], &[ROUTER_ADVERTISEMENT; 16]];
         assert!(passes(IP, &v6(LINK_LOCAL, 44, &later.concat())), "what comes later has no type");
+    }
+
+    #[test]
+    fn fwd_07_errors_of_routers_behind_it_about_its_own_packets_pass() {
+        const ROUTER_V6: [u8; 16] = Ipv6Addr::new(0xfd00, 0, 0, 9, 0, 0, 0, 1).octets();
+        let says = |router: [u8; 4], kind: u8, dst: [u8; 4]| {
+            let quoted =
+                [&[0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 77][..], &dst].concat();
+            let error = [&[kind, 4, 0, 0, 0, 0, 5, 0][..], &quoted, &[0; 8]].concat();
+            passes(0x0800, &v4(router, PROTOCOL_ICMP, &error))
+        };
+        let router = [172, 17, 0, 9];
+        assert!(says(router, 3, V4) && says(router, 11, V4));
+        assert!(!says(router, 3, [10, 0, 0, 11]), "about somebody else's");
+        assert!(!says(router, 8, V4) && !says(router, 5, V4), "no error");
+        assert!(!says([255; 4], 3, V4), "of nobody");
+        let says_v6 = |router: [u8; 16], kind: u8, dst: [u8; 16]| {
+            let quoted = [&[0x60, 0, 0, 0, 0, 20, 6, 64][..], &FOREIGN_V6, &dst].concat();
+            let error = [&[kind, 0, 0, 0, 0, 0, 5, 0][..], &quoted, &[0; 8]].concat();
+            passes(0x86dd, &v6(router, PROTOCOL_ICMP_V6, &error))
+        };
+        assert!(says_v6(ROUTER_V6, 2, V6) && says_v6(ROUTER_V6, 1, V6));
+        assert!(!says_v6(ROUTER_V6, 2, FOREIGN_V6) && !says_v6(ROUTER_V6, 128, V6));
+        // Another guest's address is not its routers'.
+        let mut shared = switch();
+        shared.add_guest(PortId(3), Some([2; 6]), Some(&[IpAddr::from(router)])).unwrap();
+        let quoted = [&[0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 77][..], &V4].concat();
+        let error = [&[3, 4, 0, 0, 0, 0, 5, 0][..], &quoted, &[0; 8]].concat();
+        let body = v4(router, PROTOCOL_ICMP, &error);
+        assert_eq!(check(&mut shared, LISTED, MAC, 0x0800, &body), Err(DropReason::SpoofedIp));
     }
 
     #[test]

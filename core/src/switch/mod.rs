@@ -321,6 +321,12 @@ impl Switch {
         self.guest(port).is_some_and(|guest| guest.owns(ip))
     }
 
+    /// The MAC of the guest behind `port`, once it is known.
+    #[must_use]
+    pub fn mac_of(&self, port: PortId) -> Option<Mac> {
+        self.guest(port)?.mac
+    }
+
     /// Where a frame that came in on `ingress` goes.
     #[inline]
     #[must_use]

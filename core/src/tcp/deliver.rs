@@ -80,7 +80,7 @@ impl Flow {
         }
         let limit = self.frame_limit(cx, room);
         let (sender, mut sending) = self.sending(cx);
-        if sender.retransmission_due(sending.losses) {
+        if sender.retransmission_due(sending.mss, sending.losses) {
             let segment = sender.poll_retransmission(limit.payload, &mut sending)?;
             cx.vm.counters.local_retransmissions += 1;
             return Some(self.deliver(cx, buf, segment, limit));

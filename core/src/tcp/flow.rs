@@ -15,10 +15,12 @@
 //! of a window can never underflow. `docs/spec.md` draws them, and the states.
 
 use crate::flow::table::Class;
+use crate::limits;
 use crate::store::arena::{Arena, RecordId};
 use crate::store::flow_store::FlowStore;
 use crate::store::ranges::Ranges;
 use crate::store::record::{FLAG_TS, Record};
+use crate::tcp::distance::Distance;
 use crate::tcp::losses::Losses;
 use crate::tcp::options::{Negotiated, Offers};
 use crate::tcp::outbound::Outbound;
@@ -348,6 +350,10 @@ impl Flow {
             guest_una: self.sender.una(),
             guest_edge: self.sender.edge(),
             guest_is_established: self.sender.is_established(),
+            buffer_max: match self.options.distance {
+                Distance::Local => limits::FLOW_BUFFER_MAX,
+                Distance::Near | Distance::Far => limits::FLOW_BUFFER_NEAR_MAX,
+            },
         }
     }
 

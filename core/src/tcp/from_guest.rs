@@ -35,6 +35,9 @@ impl Flow {
         f: &mut Frame<'_>,
     ) -> Fate {
         let tcp = f.tcp;
+        if tcp.payload_len > 0 {
+            self.note_ttl_of_data(cx, f.ip.ttl);
+        }
         self.template.learn_from_guest(f.l2(), f.ip.tos, f.ip.ttl, f.ip.flow_label);
         if let Some(ts) = tcp.options.timestamps {
             if self.timestamps.is_guest_outdated(cx.now) {
@@ -165,6 +168,9 @@ impl Flow {
         let said = GuestAck { ack, edge, pure, sack };
         let (sender, mut sending) = self.sending(cx);
         sender.on_ack(&said, &mut sending);
+        if self.losses.any() {
+            self.try_longer_segments(cx.now);
+        }
         if ack > una {
             if let Some(rec) = self.receiver.record() {
                 cx.arena.commit_guest_una(rec, bytes_end); // before its bytes go (LIFE-09)

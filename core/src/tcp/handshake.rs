@@ -179,7 +179,7 @@ impl Flow {
         if !(syn_ack && self.outbound.guest_is_client()) {
             return self.pass(now, Why::Ambiguous);
         }
-        let offer = SynInfo::learn(tcp, ip.version);
+        let offer = SynInfo::learn(now, tcp, ip.version);
         let Some(mut offers) = self.standing.offers().copied() else { return };
         let repeated = offers.r != SynInfo::default();
         let other = repeated && offers.r.isn != offer.isn;

@@ -4,6 +4,7 @@ use crate::drops::DropReason;
 use crate::limits;
 use crate::store::arena::Arena;
 use crate::store::record::{FLAG_ECN, FLAG_SACK, FLAG_TS, L2Header, Progress, RecordInit};
+use crate::tcp::distance::Distance;
 use crate::tcp::flow::{Flow, State, Why};
 use crate::tcp::timers::Timer;
 use crate::tcp::vm::Vm;
@@ -15,7 +16,9 @@ impl Flow {
     /// The third ACK was seen: take the flow on if everything it needs is there (COM-28).
     pub(super) fn go_on(&mut self, cx: &mut FlowContext<'_, '_>) {
         self.accept_offers(cx);
-        if !self.is_live() && cx.vm.congestion_offload {
+        // If it ends behind G, no stack on this NIC sends, and nobody floods (FWD-05).
+        let is_of_guest = self.why() != Why::NotLocal;
+        if !self.is_live() && is_of_guest && cx.vm.congestion_offload {
             cx.vm.uncontrolled_at = Some(cx.now); // H will not send for it
         }
     }
@@ -35,6 +38,11 @@ impl Flow {
         if cx.vm.refuses(cx.now, cx.key.r_addr, cx.key.g_port) {
             return self.pass(cx.now, Why::GuestRefuses);
         }
+        self.options.distance = self.judge_distance(cx, &offers);
+        if self.options.distance == Distance::Far {
+            cx.vm.counters.flows_not_local += 1;
+            return self.pass(cx.now, Why::NotLocal);
+        }
         if !self.take_place(cx) {
             cx.vm.counters.flows_refused += 1;
             return self.pass(cx.now, Why::NoBudget);
@@ -44,6 +52,7 @@ impl Flow {
         if cx.vm.acknowledges_late {
             self.acknowledge_late();
         }
+        self.begin_on_path(cx);
         cx.vm.counters.flows_offloaded += 1;
     }
 
@@ -130,9 +139,10 @@ impl Flow {
             self.free_record(cx.arena);
         } else {
             let (shown, promised) = (self.losses.shown(), self.losses.promised());
-            let before = self.losses.take_before();
+            let (before, narrow) = (self.losses.take_before(), self.losses.narrow());
             self.give_back(cx);
             self.losses.note_before(before); // it was only idle
+            self.losses.set_narrow(narrow);
             self.note_promised(promised);
             if shown > self.outbound.sent() {
                 self.losses.note_unsent(shown); // FLOOD-08
@@ -268,7 +278,7 @@ impl Flow {
 
     /// Gives everything back and passes from here on.
     fn step_aside(&mut self, cx: &mut FlowContext<'_, '_>, why: Why) {
-        if cx.vm.congestion_offload && why != Why::Closed {
+        if cx.vm.congestion_offload && !matches!(why, Why::Closed | Why::NotLocal) {
             cx.vm.uncontrolled_at = Some(cx.now); // and G may flood it
         }
         self.receiver.on_left();
@@ -425,7 +435,7 @@ impl Flow {
         let tried = u32::from(timeouts) >= limits::REFUSED_RETRANSMISSIONS;
         // R, which was promised nothing, does not give up sooner.
         let late = self.receiver.is_late() && self.owes_nothing();
-        let most = if late { limits::REFUSED_LATE } else { limits::REFUSED_RUNNING };
+        let most = if late { limits::REFUSED_LATE } else { self.patience() };
         if tried && stuck >= most {
             cx.vm.refuse(cx.now, cx.key.r_addr, cx.key.g_port);
             self.abort_both(cx, Why::GuestRefuses);
@@ -440,7 +450,6 @@ impl Flow {
             }
             let (sender, mut sending) = self.sending(cx);
             sender.on_timeout(&mut sending);
-            cx.vm.counters.local_retransmissions += 1;
         }
         self.timers.wait_again(cx.running());
     }

@@ -4,7 +4,8 @@
 use crate::limits;
 use crate::tcp::outbound::RemoteSack;
 use crate::tcp::outbound::flooded::{Before, Flooded};
-use crate::tcp::sender::Recovery;
+use crate::tcp::sender::{Path, Recovery};
+use crate::time::Instant;
 
 /// State that is needed only while segments are missing.
 #[derive(Debug, Default)]
@@ -14,6 +15,10 @@ pub(crate) struct Losses(Option<Box<Known>>);
 struct Known {
     /// Of bytes that G has not got.
     guest: Recovery,
+    /// The way to those.
+    path: Option<Box<Path>>,
+    /// The way behind G takes shorter segments than G itself.
+    narrow: Option<Narrow>,
     /// Of bytes of G that R has not got.
     net: RemoteSack,
     /// The bytes of G that are kept, with congestion offload.
@@ -27,8 +32,19 @@ struct Known {
     promised: u64,
     /// End of the highest SACK block that R was sent, while R's bytes are acknowledged late.
     sacked: u64,
+    /// Data segments of G in a row that came from farther than its handshake.
+    farther: u8,
     /// Copies of G that found R's window shut although G was shown some.
     vain: u8,
+}
+
+/// Segments for G are shorter, for a while.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Narrow {
+    /// Payload bytes of a segment before.
+    pub(crate) mss_before: u16,
+    /// Until then.
+    pub(crate) until: Instant,
 }
 
 /// What an idle flow takes for which H has sent.
@@ -167,6 +183,62 @@ impl Losses {
         &mut self.0.get_or_insert_default().guest
     }
 
+    /// The way of bytes to G, if some were lost on it lately.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        self.0.as_ref()?.path.as_deref()
+    }
+
+    pub(crate) fn path_mut(&mut self) -> Option<&mut Path> {
+        self.0.as_mut()?.path.as_deref_mut()
+    }
+
+    /// `true`: nothing was known of it.
+    pub(crate) fn path_or_new(&mut self, running: Instant, mss: u64) -> (&mut Path, bool) {
+        let path = &mut self.0.get_or_insert_default().path;
+        let is_new = path.is_none();
+        (path.get_or_insert_with(|| Box::new(Path::new(running, mss))), is_new)
+    }
+
+    /// That way, and the bytes that were lost on it.
+    pub(crate) fn path_and_guest(&self) -> Option<(&Path, &Recovery)> {
+        let known = self.0.as_ref()?;
+        Some((known.path.as_deref()?, &known.guest))
+    }
+
+    /// As [`Self::path_and_guest`].
+    pub(crate) fn path_and_guest_mut(&mut self) -> Option<(&mut Path, &mut Recovery)> {
+        let known = self.0.as_mut()?;
+        Some((known.path.as_deref_mut()?, &mut known.guest))
+    }
+
+    /// Nothing was lost on that way for long, or it is another one.
+    pub(crate) fn forget_path(&mut self) {
+        if let Some(known) = self.0.as_mut() {
+            (known.path, known.guest) = (None, Recovery::default());
+        }
+    }
+
+    /// A data segment of G came from farther than its handshake, or did not: how many in a row did.
+    pub(crate) fn note_farther(&mut self, is_farther: bool) -> u8 {
+        if !is_farther && self.0.is_none() {
+            return 0;
+        }
+        let farther = &mut self.0.get_or_insert_default().farther;
+        *farther = if is_farther { farther.saturating_add(1) } else { 0 };
+        *farther
+    }
+
+    /// Segments for G are shorter for a while.
+    pub(crate) fn narrow(&self) -> Option<Narrow> {
+        self.0.as_ref()?.narrow
+    }
+
+    pub(crate) fn set_narrow(&mut self, narrow: Option<Narrow>) {
+        if narrow.is_some() || self.any() {
+            self.0.get_or_insert_default().narrow = narrow;
+        }
+    }
+
     /// The bytes that R lacks.
     #[inline]
     pub(crate) fn of_net(&self) -> Option<&RemoteSack> {
@@ -185,6 +257,9 @@ impl Losses {
     pub(crate) fn forget(&mut self, guest_una: u64) {
         let over = |known: &Known| {
             known.guest.is_over(guest_una)
+                && known.path.is_none()
+                && known.narrow.is_none()
+                && known.farther == 0
                 && known.net.is_over()
                 && known.flooded.is_none()
                 && known.unsent == 0

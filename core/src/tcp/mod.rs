@@ -32,9 +32,11 @@
 //! | `receiver` | the bytes in order and out of order, the edge shown to R, its reservation |
 //! | `receiver/acks` | the acknowledgements that were sent to R, and those that are due |
 //! | `sender`, `sender/recovery` | G's progress, the next bytes for G, G's edge, G's losses |
+//! | `sender/path` | the way of bytes behind G, once some were lost there |
 //! | `outbound` | R's progress with G's bytes, R's window and SACK blocks |
 //! | `outbound/flooded` | G's bytes that are kept, with congestion offload |
 //! | `wanting` | who is owed bytes or a turn, for VMs that have boost |
+//! | `distance` | what is known of servers behind G |
 //! | `state`, `timers`, `timestamps`, `template`, `options` | the state in their names |
 //!
 //! Their fields are private. `losses` is a box for state that most flows do not have.
@@ -49,8 +51,10 @@
 //! 4. INV-13: fresh bytes for G end at or before G's edge.
 //! 5. A flow enters PASS only when it owes nothing to R or G.
 
+mod behind;
 mod deliver;
 mod depart;
+pub mod distance;
 pub mod flow;
 mod from_guest;
 mod from_net;

@@ -2,8 +2,10 @@
 //!
 //! A connection with anything that is not understood exactly is PASS for life.
 
+use crate::tcp::distance::{Distance, Signs, clock_ms};
 use crate::tcp::state::Why;
-use crate::wire::packet::{IpVersion, Tcp, TcpFlags};
+use crate::time::Instant;
+use crate::wire::packet::{IpAddr16, IpVersion, Tcp, TcpFlags};
 use crate::wire::seq::Seq;
 
 /// The result of the handshake's offers.
@@ -19,6 +21,8 @@ pub struct Negotiated {
     pub sack: bool,
     /// Classic ECN (RFC 3168; COM-23).
     pub ecn: bool,
+    /// Where the connection ends, as far as H knows (FWD-01).
+    pub distance: Distance,
     /// Largest segment payload G takes, timestamps already subtracted.
     pub mss_to_guest: u16,
     /// Largest segment payload R takes, for the record.
@@ -40,6 +44,8 @@ pub struct SynInfo {
     pub window_scale: u8,
     /// `HAS_*` bits and the ECN flags.
     pub bits: u8,
+    /// When the first copy passed, in milliseconds (`distance::clock_ms`).
+    pub passed_ms: u16,
 }
 
 impl SynInfo {
@@ -66,7 +72,7 @@ impl SynInfo {
 
     /// The offers of `tcp`, a SYN or SYN-ACK.
     #[must_use]
-    pub fn learn(tcp: &Tcp, version: IpVersion) -> Self {
+    pub fn learn(now: Instant, tcp: &Tcp, version: IpVersion) -> Self {
         let o = &tcp.options;
         let mut bits = 0;
         let mut set = |on: bool, bit: u8| bits |= if on { bit } else { 0 };
@@ -86,6 +92,7 @@ impl SynInfo {
             // RFC 7323 section 2.3: larger is 14. It must not be mistaken for none.
             window_scale: o.window_scale.map_or(Self::NO_SCALE, |shift| shift.min(14)),
             bits,
+            passed_ms: clock_ms(now),
         }
     }
 
@@ -109,6 +116,7 @@ impl SynInfo {
             merged.bits |= Self::CWR; // an impossible offer: any ECE in the SYN-ACK is ambiguous
         }
         merged.data_len = self.data_len.max(earlier.data_len);
+        merged.passed_ms = earlier.passed_ms;
         merged
     }
 
@@ -146,9 +154,25 @@ pub struct Offers {
     pub r: SynInfo,
     /// G's.
     pub g: SynInfo,
+    /// TTL or hop limit of the frame of G that came first.
+    pub ttl_g: u8,
+    /// It had another source MAC than G's.
+    pub is_of_a_station: bool,
 }
 
 impl Offers {
+    /// What the handshake shows of G, which completes it, or has answered R; `server`: if it is
+    /// that.
+    pub(crate) fn signs(&self, now: Instant, server: Option<(IpAddr16, u16)>) -> Signs {
+        let answered_ms = if server.is_some() { self.g.passed_ms } else { clock_ms(now) };
+        Signs {
+            ttl: self.ttl_g,
+            is_of_a_station: self.is_of_a_station,
+            answer_ms: answered_ms.wrapping_sub(self.r.passed_ms),
+            server,
+        }
+    }
+
     /// The window shifts of G and of R (COM-20).
     pub(crate) fn shifts(&self) -> (u8, u8) {
         let both =
@@ -181,6 +205,7 @@ impl Offers {
             timestamps,
             sack,
             ecn,
+            distance: Distance::default(),
             mss_to_guest: payload(self.g.mss),
             mss_to_net: payload(self.r.mss),
         })

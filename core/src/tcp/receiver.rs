@@ -456,7 +456,7 @@ impl Receiver {
     #[must_use]
     pub(crate) fn reserve_edge(&mut self, t: &Terms, vm: &mut Vm) -> bool {
         let bytes = self.edge - self.next + t.rounding_slack();
-        if bytes > limits::FLOW_BUFFER_MAX {
+        if bytes > t.buffer_max {
             return false;
         }
         let bytes = t.useful_buffer(bytes.max(limits::FLOW_BUFFER_MIN));

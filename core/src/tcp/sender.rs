@@ -1,14 +1,17 @@
 //! The sender of the inbound pipe: G's progress with R's bytes, and the next bytes for G (SNOOP-14,
 //! SNOOP-27 to SNOOP-32).
 //!
-//! There is no congestion window: the path to G is a ring. The limits are G's own window, the
-//! ring's room and, per frame, the driver's features. The sender knows neither frames nor the
-//! receiver; [`Stream`] describes the bytes in the store for it.
+//! Before the first loss there is no congestion window ([`Path`]): the way to G is a ring. The
+//! limits are G's own window, the ring's room and, per frame, the driver's features. The sender
+//! knows neither frames nor the receiver; [`Stream`] describes the bytes in the store for it.
 //!
 //! Order: `una <= next <= sent <= stream.all()`, counting a delivered FIN as one.
 
+mod path;
 mod recovery;
 
+pub(crate) use path::Path;
+use path::UnderWay;
 pub(crate) use recovery::Recovery;
 
 use crate::limits;
@@ -76,7 +79,7 @@ pub(crate) struct GuestAck<'a> {
 pub(crate) struct Sender {
     /// Highest valid ACK from G; everything below it is G's and has left the store.
     una: u64,
-    /// Next byte to hand to G; falls back to `una` after a local timeout.
+    /// Next byte to hand to G for the first time; falls back to `una` with a new ring.
     next: u64,
     /// End of the bytes given to G at least once, FIN included.
     sent: u64,
@@ -183,14 +186,30 @@ impl Sender {
     #[inline]
     pub(crate) fn has_something(&self, stream: Stream, mss: u64, losses: &Losses) -> bool {
         self.probe_due
-            || self.retransmission_due(losses)
+            || self.retransmission_due(mss, losses)
             || self.fresh_bytes(stream, mss, losses) > 0
             || self.fin_due(stream)
     }
 
-    /// A range is due to be given to G again.
-    pub(crate) fn retransmission_due(&self, losses: &Losses) -> bool {
-        losses.of_guest().is_some_and(Recovery::is_due)
+    /// A range is due to be given to G again, and may be.
+    #[inline]
+    pub(crate) fn retransmission_due(&self, mss: u64, losses: &Losses) -> bool {
+        losses.any() && self.repeatable(mss, losses) > 0
+    }
+
+    /// Bytes that are due to be given to G again, and may be. The first that it lacks are given
+    /// whatever is under way.
+    #[inline(never)]
+    fn repeatable(&self, mss: u64, losses: &Losses) -> u64 {
+        let Some((path, r)) = losses.path_and_guest() else { return 0 };
+        let Some((from, to)) = r.due(self.una, path.arrived()) else { return 0 };
+        let room = path.room(self.under_way(), r);
+        (to - from).min((room - room % mss).max(if from == self.una { mss } else { 0 }))
+    }
+
+    /// What is under way.
+    const fn under_way(&self) -> UnderWay {
+        UnderWay { una: self.una, next: self.next, sent: self.sent }
     }
 
     /// Bytes not handed over yet that G's window takes, SWS avoidance applied (SNOOP-27).
@@ -200,9 +219,10 @@ impl Sender {
         if held == 0 {
             return 0;
         }
-        let slow_start = losses.of_guest().map_or(u64::MAX, Recovery::in_flight_max);
-        let edge = self.edge.min(self.una.saturating_add(slow_start));
-        let room = edge.saturating_sub(self.next);
+        let mut room = self.edge.saturating_sub(self.next);
+        if losses.any() {
+            room = room.min(self.room_on_path(mss, losses));
+        }
         if room >= held {
             return held;
         }
@@ -211,6 +231,14 @@ impl Sender {
         let window = self.edge.saturating_sub(self.una);
         let useful = room >= mss || room * 2 >= window;
         if useful { room } else { 0 }
+    }
+
+    /// What the window of the way behind G leaves, in whole segments.
+    #[inline(never)]
+    fn room_on_path(&self, mss: u64, losses: &Losses) -> u64 {
+        let Some((path, r)) = losses.path_and_guest() else { return u64::MAX };
+        let room = path.room(self.under_way(), r);
+        if room < mss { 0 } else { room - room % mss }
     }
 
     /// The end of a segment that was handed over and begins at `from`.
@@ -267,69 +295,131 @@ impl Sender {
         if let Some(sack) = a.sack {
             self.on_sack(sack, s);
         }
+        if s.losses.any() {
+            self.end_ack(s);
+        }
         self.wait(s, moved);
     }
 
     #[inline(always)]
     fn on_progress(&mut self, ack: u64, s: &mut Sending<'_>) {
-        let acked = ack - self.una;
+        let before = self.under_way();
         self.una = ack;
         self.next = self.next.max(ack);
         self.sent = self.sent.max(ack);
         self.dup_acks = 0;
-        s.timers.on_guest_progress();
+        if s.losses.any() {
+            self.on_progress_of_recovery(before, s);
+        } else {
+            s.timers.on_guest_progress();
+        }
         self.stuck_since = if ack < s.stream.all() { s.running } else { Instant::MAX };
         s.timers.stop_waiting_for_guest();
-        if s.losses.any() {
-            self.on_progress_of_recovery(ack, acked, s);
-        }
     }
 
+    /// The same where something was lost. After a timeout G is given as long again until a round
+    /// trip is measured (RFC 6298 section 5.5, Karn's algorithm).
     #[inline(never)]
-    fn on_progress_of_recovery(&mut self, ack: u64, acked: u64, s: &mut Sending<'_>) {
-        let to = self.segment_end(ack, s);
-        if s.losses.of_guest_mut().is_some_and(|r| r.on_progress(ack, acked, self.sent, to)) {
-            s.losses.forget(ack);
+    fn on_progress_of_recovery(&mut self, before: UnderWay, s: &mut Sending<'_>) {
+        let una = self.una;
+        let to = self.segment_end(una, s);
+        let is_over = s.losses.of_guest_mut().is_none_or(|r| r.on_progress(una, to));
+        if let Some(path) = s.losses.path_mut() {
+            if let Some(beyond) = path.on_progress(s.running, una, before, s.mss) {
+                s.timers.on_guest_progress();
+                s.timers.set_rto_beyond(beyond);
+            }
+            if is_over && path.is_old(s.running) {
+                s.losses.forget_path();
+                s.timers.set_rto_beyond(Duration::ZERO);
+            }
+        }
+        if s.losses.path().is_none() {
+            s.timers.on_guest_progress();
+        }
+        s.losses.forget(una);
+    }
+
+    /// An ACK of G was taken.
+    #[inline(never)]
+    fn end_ack(&mut self, s: &mut Sending<'_>) {
+        if let Some((path, r)) = s.losses.path_and_guest_mut() {
+            r.end_ack(self.una);
+            path.end_ack(self.under_way(), r, s.mss);
         }
     }
 
     /// Three duplicates mean a loss inside G (SNOOP-29). SACK blocks in one name the missing bytes.
     /// If none are missing, the ACK answers bytes that arrived twice (RFC 2883 section 4.1).
     fn on_duplicate_ack(&mut self, window_moved: bool, a: &GuestAck<'_>, s: &mut Sending<'_>) {
-        let recovering = s.losses.of_guest().is_some_and(|r| r.is_under_way(self.una));
+        let recovering = s.losses.of_guest().is_some_and(|r| r.explains_duplicates(self.una));
         if window_moved || self.sent <= self.una || recovering {
             return;
         }
         self.dup_acks = self.dup_acks.saturating_add(1);
         if self.dup_acks == 3 && a.sack.is_none() {
             let to = self.segment_end(a.ack, s);
-            s.losses.of_guest_or_new().begin(a.ack, to, self.next);
+            let under_way = self.under_way();
+            s.losses.path_or_new(s.running, s.mss).0.on_loss(s.running, under_way, s.mss);
+            s.losses.of_guest_or_new().on_duplicates(a.ack, to, self.next);
         }
     }
 
     /// A SACK block above `una` is a hole: H delivers in order, so nothing was merely late.
     #[inline]
     fn on_sack(&mut self, sack: &SackBlocks, s: &mut Sending<'_>) {
-        let mut hole_end = u64::MAX;
-        let mut top = self.una;
         for (from, to) in sack.as_slice() {
             let (from, to) = (from.unwrap(self.una), to.unwrap(self.una));
             if from > self.una && from < to && to <= self.sent {
-                hole_end = hole_end.min(from);
-                top = top.max(to);
+                self.on_hole(from, to, s);
+            } else if to <= self.una
+                && let Some(path) = s.losses.path_mut()
+            {
+                path.on_twice(to - from.min(to));
             }
-        }
-        if hole_end != u64::MAX {
-            s.losses.of_guest_or_new().on_hole(self.una, hole_end, top, self.next);
         }
     }
 
+    /// G has these bytes, and lacks some below them.
+    #[inline(never)]
+    fn on_hole(&mut self, from: u64, to: u64, s: &mut Sending<'_>) {
+        let (una, under_way) = (self.una, self.under_way());
+        let begins = s.losses.of_guest().is_none_or(|r| !r.is_under_way(una));
+        let path = s.losses.path_or_new(s.running, s.mss).0;
+        let Some(new) = path.on_arrived(from, to) else { return };
+        if begins {
+            path.on_loss(s.running, under_way, s.mss);
+        }
+        let top = to.min(path.reduced());
+        let r = s.losses.of_guest_or_new();
+        r.on_arrived(new, to);
+        r.on_hole(una, top);
+    }
+
     /// G had its time and acknowledged nothing. All unacknowledged bytes count as lost, but the
-    /// first segment is sent first: G may have been slow, and may have the rest.
+    /// first segment is sent first: G may have been slow, and may have the rest. If it has taken
+    /// its window back, it is asked for one.
     pub(crate) fn on_timeout(&mut self, s: &mut Sending<'_>) {
-        self.next = self.una;
-        s.losses.of_guest_or_new().on_timeout(s.mss);
-        self.retransmissions += 1;
+        let under_way = self.under_way();
+        let (path, is_first) = s.losses.path_or_new(s.running, s.mss);
+        path.on_timeout(s.running, under_way, s.mss, is_first);
+        self.lose_all(s);
+    }
+
+    fn lose_all(&mut self, s: &mut Sending<'_>) {
+        if self.edge <= self.una {
+            self.next = self.una;
+        }
+        *s.losses.of_guest_or_new() = Recovery::of_all(self.una, self.next);
+    }
+
+    /// Segments of `s.mss` bytes or fewer get through, and longer ones do not (FWD-03): all that is
+    /// under way is sent again.
+    pub(crate) fn on_too_long(&mut self, s: &mut Sending<'_>) {
+        s.losses.path_or_new(s.running, s.mss).0.on_too_long(s.running);
+        self.lose_all(s);
+        s.timers.stop_waiting_for_guest();
+        self.wait(s, true);
     }
 
     /// G's window has stayed shut.
@@ -340,9 +430,8 @@ impl Sender {
     /// Frames in the ring are lost: their bytes count as not handed over (LIFE-04).
     pub(crate) fn on_ring_reset(&mut self, s: &mut Sending<'_>) {
         self.next = self.una;
-        if let Some(r) = s.losses.of_guest_mut() {
-            r.on_ring_reset();
-        }
+        s.losses.forget_path(); // what is lost with a ring says nothing of G
+        s.losses.forget(self.una);
         s.timers.stop_waiting_for_guest();
         self.wait(s, true);
     }
@@ -415,8 +504,14 @@ impl Sender {
         payload_max: u64,
         s: &mut Sending<'_>,
     ) -> Option<Segment> {
-        let r = s.losses.of_guest_mut().filter(|_| payload_max > 0)?;
-        let (from, to) = r.poll(self.una, payload_max)?;
+        let most = self.repeatable(s.mss, s.losses).min(payload_max);
+        let (path, r) = s.losses.path_and_guest_mut()?;
+        let (from, end) = r.due(self.una, path.arrived()).filter(|_| most > 0)?;
+        let mut to = end.min(from + most);
+        if to == s.stream.end && to + 1 == end {
+            to = end; // the FIN's number
+        }
+        r.on_sent(from, to, self.sent);
         self.retransmissions += 1;
         Some(self.segment(from, to, s))
     }
@@ -443,8 +538,16 @@ impl Sender {
     }
 
     fn segment(&mut self, from: u64, to: u64, s: &mut Sending<'_>) -> Segment {
-        let fin = self.fin_fits(s.stream) && s.stream.end == to && from >= self.next;
+        // A range that is repeated contains the FIN's number; new bytes end in front of it.
+        let end = to;
+        let to = to.min(s.stream.end);
+        let fin = end > to || (self.fin_fits(s.stream) && s.stream.end == to && from >= self.next);
         let end = to + u64::from(fin);
+        if s.losses.any()
+            && let Some(path) = s.losses.path_mut()
+        {
+            path.on_sent(s.running, end, end - from, from < self.sent);
+        }
         self.next = self.next.max(end);
         self.sent = self.sent.max(end);
         self.wait(s, false);

@@ -68,6 +68,8 @@ pub enum Why {
     GuestGone,
     /// A predecessor's promises could not be kept (LIFE-09).
     Restart,
+    /// It ends behind the guest (FWD-02).
+    NotLocal,
 }
 
 impl Why {
@@ -87,6 +89,7 @@ impl Why {
             Self::GuestRefuses => "guest_refuses",
             Self::GuestGone => "guest_gone",
             Self::Restart => "restart",
+            Self::NotLocal => "not_local",
         }
     }
 
@@ -333,7 +336,7 @@ Abort            -        -               -                -              -     
 
     #[test]
     fn the_table_of_all_transitions() {
-        let offers = Offers { r: Default::default(), g: Default::default() };
+        let offers = Offers::default();
         let positions = [
             Position::Handshake(Box::new(offers)),
             Position::On,

@@ -7,6 +7,9 @@
 use crate::limits;
 use crate::time::{Duration, Instant};
 
+/// In which timeouts are longer: 255 of them are four seconds.
+const RTO_UNIT: Duration = Duration::from_millis(16);
+
 /// An expired timer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Timer {
@@ -45,6 +48,8 @@ pub(crate) struct Timers {
     probing: bool,
     /// Consecutive timeouts without progress of G: each doubles the next.
     timeouts: u8,
+    /// The first timeout is longer than [`limits::LOCAL_RTO_MIN`] by this, in [`RTO_UNIT`].
+    rto_beyond: u8,
     /// G waits for R: its keepalive or probe went on, and no ACK of R to it since.
     guest_asks: bool,
 }
@@ -59,6 +64,7 @@ impl Timers {
             seen_at_s: now.second(),
             probing: false,
             timeouts: 0,
+            rto_beyond: 0,
             guest_asks: false,
         }
     }
@@ -129,6 +135,12 @@ impl Timers {
     #[inline]
     pub(crate) fn on_guest_progress(&mut self) {
         self.timeouts = 0;
+    }
+
+    /// Bytes toward G take time by themselves: timeouts are longer by this (FWD-04).
+    pub(crate) fn set_rto_beyond(&mut self, beyond: Duration) {
+        let units = beyond.as_nanos().div_ceil(RTO_UNIT.as_nanos());
+        self.rto_beyond = u8::try_from(units).unwrap_or(u8::MAX);
     }
 
     /// A keepalive or probe of G went on to R, which has to answer it.
@@ -229,7 +241,8 @@ impl Timers {
         let (first, most) = if self.probing {
             (limits::PERSIST_MIN, limits::PERSIST_MAX)
         } else {
-            (limits::LOCAL_RTO_MIN, limits::LOCAL_RTO_MAX)
+            let first = limits::LOCAL_RTO_MIN + RTO_UNIT.saturating_mul(self.rto_beyond.into());
+            (first, first.max(limits::LOCAL_RTO_MAX))
         };
         if self.timeouts == 0 {
             return first;

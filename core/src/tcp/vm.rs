@@ -9,6 +9,7 @@ use crate::limits::{
     BUDGET_FOR_FIRST_WINDOWS, FLOODING_PLACES, FLOW_BUFFER_MIN, MTU_DEFAULT, REFUSALS_PER_VM,
     RUNNING_CREDIT_MAX, T_REFUSED, T_UNCONTROLLED, pages_for,
 };
+use crate::tcp::distance::{Local, Servers};
 use crate::tcp::wanting::Wanting;
 use crate::time::{Duration, Instant};
 use crate::wire::packet::IpAddr16;
@@ -165,6 +166,12 @@ pub struct Vm {
     pub refused: VecDeque<(IpAddr16, u16, Instant)>,
     /// Who is owed bytes, or a turn: only if the VM has boost (BST-01).
     pub wanting: Option<Box<Wanting>>,
+    /// Which of its connections end in the guest, if the operator knows (FWD-02).
+    pub local: Local,
+    /// The TTL of the guest's own packets, if it is none of the common ones.
+    pub guest_ttl: Option<u8>,
+    /// What H knows of servers behind the guest.
+    pub(crate) servers: Servers,
     /// Counters.
     pub counters: VmCounters,
 }
@@ -199,6 +206,9 @@ impl Vm {
             fragment_from_guest: None,
             refused: VecDeque::new(),
             wanting: None,
+            local: Local::Auto,
+            guest_ttl: None,
+            servers: Servers::default(),
             counters: VmCounters::default(),
         }
     }

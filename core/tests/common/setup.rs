@@ -6,6 +6,7 @@ use nightporter_core::engine::{Engine, EngineConfig};
 use nightporter_core::limits::PAGE;
 use nightporter_core::port::{GuestConfig, PortFeatures, Vlans};
 use nightporter_core::store::arena::Arena;
+use nightporter_core::tcp::distance::Local;
 use nightporter_core::time::Instant;
 use zerocopy::IntoBytes;
 
@@ -46,6 +47,8 @@ pub struct Setup {
     pub remote_is_vm: bool,
     /// Ack offload wanted.
     pub offload: bool,
+    /// Which connections end in the guest.
+    pub local: Local,
     /// Congestion offload wanted.
     pub floods: bool,
     /// By which H sends for G.
@@ -85,6 +88,7 @@ impl Setup {
             guest_is_client: false,
             remote_is_vm: false,
             offload: true,
+            local: Local::Auto,
             floods: false,
             algorithm: Algorithm::default(),
             budget_bytes: 8 << 20,
@@ -148,6 +152,8 @@ impl Setup {
             trusted: false,
             vlans: Vlans::Any,
             ack_offload: self.offload,
+            local: self.local,
+            guest_ttl: None,
             congestion_offload: self.floods,
             congestion_control: self.algorithm,
             budget_bytes: self.budget_bytes,

@@ -50,10 +50,36 @@ fn snoop_29_a_local_timeout_repeats_the_first_segment_and_what_follows_in_doubli
     assert_eq!(steps, [2, 4, 8, 16, 29], "six round trips, and no byte a third time");
     g.sends("ack 61001");
     r.takes_all();
-    // Once G has it all, nothing is held back any more.
-    sends_segments(&r, 61_001, 20);
-    assert_eq!(ranges(&g), segments(61_001, 81_001));
+    // Once G has it all, half of what was under way may be, until nothing was lost for long.
+    sends_segments(&r, 61_001, 40);
+    assert_eq!(ranges(&g), segments(61_001, 91_001));
+    w.after_ms(1);
+    g.sends("ack 91001");
+    assert_eq!(ranges(&g), segments(91_001, 101_001));
+    g.sends("ack 101001");
+    w.after_ms(10_000);
+    sends_segments(&r, 101_001, 1);
+    g.sends("ack 102001");
     assert!(flow(&w, |f| !f.stats().has_losses));
+}
+
+/// Found by simulation (seed 23): what was new showed that the copy was lost, and nobody looked.
+#[test]
+fn snoop_29_a_copy_that_is_lost_is_known_by_what_was_sent_behind_it() {
+    let (_w, r, g) = plain(Setup::new());
+    loses_a_flight(&r, &g, 20);
+    g.sends("ack 1001 <sack 2001:21001>");
+    assert_eq!(ranges(&g), segments(1001, 2001));
+    sends_segments(&r, 21_001, 4);
+    assert_eq!(ranges(&g), segments(21_001, 25_001));
+    for top in [22_001, 23_001] {
+        g.sends(&format!("ack 1001 <sack 2001:{top}>"));
+    }
+    assert_eq!(ranges(&g), segments(1001, 2001), "once");
+    sends_segments(&r, 25_001, 1);
+    assert_eq!(ranges(&g), segments(25_001, 26_001));
+    g.sends("ack 1001 <sack 2001:26001>");
+    assert_eq!(ranges(&g), segments(1001, 2001), "and again");
 }
 
 #[test]
@@ -82,9 +108,13 @@ fn snoop_29_a_segment_lost_again_after_a_timeout_is_repeated_at_once() {
         for _ in 0..3 {
             g.sends(&format!("ack 4001{sack}"));
         }
-        assert_eq!(ranges(&g), segments(4001, 5001), "{sack}");
+        // What has arrived is not under way, and lets the window grow.
+        let arrived = if sack.is_empty() { 0 } else { 6000 };
+        let got = ranges(&g);
+        assert_eq!(got[0], (4001, 5001), "{sack}");
+        assert_eq!(got[1..], segments(8001, 8001 + arrived), "{sack}");
         g.sends("ack 8001");
-        assert_eq!(ranges(&g), segments(8001, 16_001), "{sack}");
+        assert_eq!(ranges(&g), segments(8001 + arrived, 16_001), "{sack}");
         g.sends("ack 16001");
         assert_eq!(ranges(&g), segments(16_001, 21_001), "{sack}");
     }
@@ -137,7 +167,7 @@ fn snoop_29_a_partial_ack_with_blocks_names_its_first_hole_first() {
     }
     assert_eq!(ranges(&g), segments(1001, 2001));
     g.sends("ack 2001 <sack 4001:5001>");
-    assert_eq!(ranges(&g), segments(2001, 3001));
+    assert_eq!(ranges(&g)[0], (2001, 3001));
 }
 
 #[test]
@@ -163,7 +193,7 @@ fn snoop_29_the_fin_is_repeated_as_well() {
     g.gets_all(&["F. 1001:2001"]);
     g.sends("ack 2001");
     g.gets_nothing(); // it is under way
-    w.after_ms(250);
+    w.after_ms(500); // no round trip is known
     g.gets_all(&["F. 2001:2001"]);
     g.sends("ack 2002");
     r.gets_last("ack 2002");
@@ -218,7 +248,7 @@ fn snoop_29_a_super_segment_is_repeated_by_its_first_segment() {
 }
 
 #[test]
-fn snoop_29_patience_that_was_lost_comes_back_with_the_next_ack() {
+fn snoop_29_patience_that_was_lost_comes_back_with_a_round_trip() {
     let (w, r, g) = plain(Setup::new());
     loses_a_flight(&r, &g, 5);
     let waits = |ms: u64| {
@@ -230,8 +260,16 @@ fn snoop_29_patience_that_was_lost_comes_back_with_the_next_ack() {
     for ms in [250, 500, 1000, 2000, 2000] {
         waits(ms);
     }
+    // Bytes that were sent twice tell no round trip (RFC 6298 section 5.5, Karn's algorithm).
     g.sends("ack 2001");
     assert_eq!(ranges(&g), segments(2001, 4001));
+    waits(2000);
+    g.sends("ack 6001");
+    sends_segments(&r, 6001, 1);
+    assert_eq!(ranges(&g), segments(6001, 7001));
+    g.sends("ack 7001");
+    sends_segments(&r, 7001, 1);
+    assert_eq!(ranges(&g), segments(7001, 8001));
     waits(250);
     waits(500);
 }

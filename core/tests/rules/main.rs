@@ -15,6 +15,7 @@ mod budget;
 mod clocks;
 mod com;
 mod flood;
+mod forward;
 mod guest_frames;
 mod guest_recovery;
 mod handshake;

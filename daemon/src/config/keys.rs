@@ -127,6 +127,8 @@ impl VmConfig {
             ("allow_unsealed_memory", plain(self.allow_unsealed_memory)),
             ("memory_max", self.memory_max.map(|bytes| quoted(human_bytes(bytes)))),
             ("ack_offload", plain(self.ack_offload)),
+            ("local", Some(quoted(self.local.label()))),
+            ("guest_ttl", self.guest_ttl.map(|ttl| ttl.to_string())),
             ("congestion_offload", plain(self.congestion_offload)),
             ("congestion_control", Some(quoted(self.congestion_control.label()))),
             ("toe", plain(self.toe)),

@@ -24,6 +24,7 @@ use nightporter_core::limits::{
     BACKLOGS_BYTES_MAX, FLOW_BUFFER_MIN, FLOW_BYTES_IDLE, FLOW_RECORD_BYTES, FLOWS_MAX,
     SENDER_MEMORY_BYTES, toe_bytes_max,
 };
+use nightporter_core::tcp::distance::Local;
 use nightporter_registry::Station;
 
 pub use overlay::OverlayConfig;
@@ -210,6 +211,14 @@ pub struct VmConfig {
     /// Acknowledge TCP for this guest. Default `true`. `false` makes the port a plain switch port;
     /// `nightporter offload on|off VM` changes it at run time for new connections.
     pub ack_offload: bool,
+    /// Which connections end in the guest: `"auto"` (default), `"always"` or `"never"`. The others
+    /// end behind it, as with a router, and pass without the offload. `"auto"` finds out, by TTL,
+    /// source MAC and ICMP; `"never"` is for a router that hides it, `"always"` for a guest that
+    /// looks like one and is none. Cost of a wrong `"always"`: connections through it are slow.
+    pub local: Local,
+    /// The TTL (hop limit) of the guest's own packets, if it is none of 64, 128 and 255. Without it
+    /// the connections of such a guest pass.
+    pub guest_ttl: Option<u8>,
     /// Send TCP for this guest: it hands over all its data, and the host sends it by a congestion
     /// control of its own. Default `false`. Only for connections with ack offload. A guest gains by
     /// it when it floods (`nightporter-guest flood on`); the host's heartbeat tells it that it may.

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use nightporter_api::RATE_LIMIT_MBIT_S_MAX;
 use nightporter_core::congestion::Algorithm;
 use nightporter_core::limits::{FLOWS_PER_VM, PAGE, VM_BUDGET};
+use nightporter_core::tcp::distance::Local;
 use nightporter_registry::STATIONS_MAX;
 use toml::de::DeValue;
 
@@ -275,6 +276,8 @@ fn vm(mut s: Section<'_, '_>, unique: &mut Unique) -> VmConfig {
         ack_offload: s
             .get("ack_offload", "write ack_offload = true or false", boolean)
             .unwrap_or(true),
+        local: local_of(&mut s),
+        guest_ttl: guest_ttl(&mut s),
         congestion_offload: s
             .get("congestion_offload", "write congestion_offload = true or false", boolean)
             .unwrap_or(false),
@@ -304,6 +307,16 @@ fn vm(mut s: Section<'_, '_>, unique: &mut Unique) -> VmConfig {
     check_vm(&mut s, &config, unique);
     s.finish();
     config
+}
+
+/// Which connections end in the guest.
+fn local_of(s: &mut Section<'_, '_>) -> Local {
+    s.get("local", "write \"auto\", \"always\" or \"never\"", local).unwrap_or_default()
+}
+
+fn guest_ttl(s: &mut Section<'_, '_>) -> Option<u8> {
+    let ttl = s.get("guest_ttl", "give the TTL of the guest's packets, 1 to 255", integer(1..=255));
+    ttl.and_then(|n| u8::try_from(n).ok())
 }
 
 /// Combinations of keys, and values that two VMs must not share.
@@ -481,6 +494,12 @@ fn algorithm(v: &DeValue<'_>) -> Result<Algorithm, String> {
     let s = string(v)?;
     let found = Algorithm::ALL.into_iter().find(|algorithm| algorithm.label() == s);
     found.ok_or_else(|| format!("{} is not a congestion control", shown(v)))
+}
+
+fn local(v: &DeValue<'_>) -> Result<Local, String> {
+    let s = string(v)?;
+    let found = Local::ALL.into_iter().find(|local| local.label() == s);
+    found.ok_or_else(|| format!("{} does not say which connections end in the guest", shown(v)))
 }
 
 pub(super) fn mac(v: &DeValue<'_>) -> Result<[u8; 6], String> {

@@ -35,6 +35,7 @@ fn the_shortest_useful_file_gets_the_documented_defaults() {
     let vm = &c.vms[0];
     assert_eq!(vm.socket, Path::new("/run/nightporter/web1.sock"));
     assert_eq!((vm.mtu, vm.queue_pairs, vm.ack_offload), (1500, 1, true));
+    assert_eq!((vm.local, vm.guest_ttl), (Local::Auto, None));
     assert_eq!((vm.congestion_offload, vm.congestion_control), (false, Algorithm::Cubic));
     let limits = (vm.rate_limit_from_guest_mbit_s, vm.rate_limit_to_guest_mbit_s);
     assert_eq!(limits, (None, None));
@@ -120,6 +121,8 @@ fn every_key_is_read() {
         allow_unsealed_memory = true
         memory_max = "4G"
         ack_offload = false
+        local = "never"
+        guest_ttl = 200
         congestion_offload = false
         congestion_control = "reno"
         rate_limit_from_guest_mbit_s = 100
@@ -139,6 +142,7 @@ fn every_key_is_read() {
     assert_eq!(vm.mac, Some([0x52, 0x54, 0, 0x12, 0x34, 0x56]));
     assert_eq!(vm.ips.as_ref().unwrap().len(), 2);
     assert_eq!((vm.mtu, vm.queue_pairs, vm.ack_offload), (9000, 2, false));
+    assert_eq!((vm.local, vm.guest_ttl), (Local::Never, Some(200)));
     assert_eq!((vm.congestion_offload, vm.congestion_control), (false, Algorithm::Reno));
     let limits = (vm.rate_limit_from_guest_mbit_s, vm.rate_limit_to_guest_mbit_s);
     assert_eq!(limits, (Some(100), Some(1)));
@@ -175,9 +179,9 @@ fn a_misspelt_key_names_its_line_and_the_right_spelling() {
         errors("[[vm]]\nname = \"a\"\ncolour = 1\n"),
         "np.toml:3: vm.a.colour: unknown key\n    fix: remove it, or use one of: name, network, \
          socket, socket_user, socket_group, mac, ips, vlan, trunk, isolated, trusted, mtu, \
-         queue_pairs, allow_unsealed_memory, memory_max, ack_offload, congestion_offload, \
-         congestion_control, toe, toe_to_itself, boost, vcpu_cgroup, rate_limit_from_guest_mbit_s, \
-         rate_limit_to_guest_mbit_s, budget, flows_max"
+         queue_pairs, allow_unsealed_memory, memory_max, ack_offload, local, guest_ttl, \
+         congestion_offload, congestion_control, toe, toe_to_itself, boost, vcpu_cgroup, \
+         rate_limit_from_guest_mbit_s, rate_limit_to_guest_mbit_s, budget, flows_max"
     );
     assert_eq!(
         errors("[[vms]]\nname = \"a\"\n[[vm]]\nname = \"a\"\n"),
@@ -295,6 +299,7 @@ fn what_is_checked_after_a_change_is_all_that_runs_and_has_no_more_lines_than_it
                congestion_control = \"reno\"\ntoe = true\ntoe_to_itself = true\n\
                rate_limit_from_guest_mbit_s = 5\nrate_limit_to_guest_mbit_s = 6\n\
                boost = \"15ms/90ms\"\nvcpu_cgroup = \"a/vcpu0\"\n\
+               local = \"always\"\nguest_ttl = 200\n\
                flows_max = 32\nsocket_user = \"u\"\nsocket_group = \"g\"\n";
     let running = parse(&format!("[daemon]\n{many}{all}")).unwrap();
     let text = running.short_text();

@@ -94,6 +94,7 @@ impl DataPath {
         let names = VmCounters::ALL.iter().map(|counter| counter.name.to_owned());
         Some(VmStatus {
             offload: vm.offload,
+            local: vm.local.label().into(),
             congestion_offload: vm.congestion_offload,
             controls_congestion: vm.controls_congestion(now),
             draining: vm.draining,

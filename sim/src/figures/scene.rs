@@ -162,6 +162,7 @@ impl Scene {
             congestion_offload: false,
             new_reno: false,
             frame_ns: GUEST_FRAME_NS,
+            forwards: None,
             stack: stack(),
         }
     }

@@ -41,7 +41,7 @@ mutations! { SECOND:
     => "";
 
     "a partial ACK of G in recovery names no next hole", "SNOOP-29", "on_progress",
-    "self.first_hole(ack, to);"
+    "(self.from, self.to) = (ack.max(self.swept), to);"
     => "";
 
     "G's SACK is unwrapped wrongly across 2^32", "SNOOP-29", "on_sack",
@@ -296,11 +296,11 @@ mutations! { SECOND:
     => "true";
 
     "a local timeout repeats all at once", "SNOOP-29", "on_timeout",
-    "self.in_flight_max = mss;"
-    => "let _ = mss; self.in_flight_max = u64::MAX;";
+    "self.window = mss;"
+    => "self.window = u64::MAX;";
 
-    "after a timeout the flow stays slow for good", "SNOOP-29", "on_progress",
-    "*most = most.saturating_add(acked.min(*most));"
+    "after a timeout the flow stays slow for good", "SNOOP-29", "grow",
+    "self.window = self.window.saturating_add(delivered).min(self.threshold);"
     => "";
 
     "G's window update during recovery counts as a duplicate ACK", "SNOOP-29", "on_duplicate_ack",

@@ -169,7 +169,7 @@ mutations! { FIRST:
     => "true";
 
     "what G lost is never sent again", "INV-18", "on_timeout",
-    "self.next = self.una;"
+    "self.lose_all(s);"
     => "";
 
     "R's FIN is never delivered", "INV-18", "fin_due",

@@ -75,7 +75,8 @@ impl Setting for Plan {
         h.fragments = self.remotes.iter().any(hostile_remote)
             || (0..=u16::MAX).take(self.guests.len()).any(hostile_neighbor);
         h.deaf = self.is_deaf(conn);
-        h.floods = self.guests[usize::from(name.guest)].congestion_offload;
+        let guest = &self.guests[usize::from(name.guest)];
+        (h.floods, h.forwards) = (guest.congestion_offload, guest.forwards.is_some());
         h.ecn = self.stack_of(client).ecn && self.stack_of(server).ecn;
         Some(h)
     }

@@ -6,6 +6,7 @@ use nightporter_core::congestion::Algorithm;
 use nightporter_core::engine::{Engine, EngineConfig};
 use nightporter_core::port::{GuestConfig, PortConfig, PortFeatures, PortId, Vlans};
 use nightporter_core::store::arena::Arena;
+use nightporter_core::tcp::distance::Local;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::turn::{Turn, TurnConfig};
 
@@ -109,6 +110,8 @@ impl Host {
             budget_bytes: guest.budget_bytes,
             flows_max: guest.flows_max,
             mtu: guest.mtu,
+            local: Local::Auto,
+            guest_ttl: Some(32), // one of its stacks'
             congestion_offload: guest.congestion_offload,
             congestion_control: if guest.new_reno { Algorithm::Reno } else { Algorithm::Cubic },
         };

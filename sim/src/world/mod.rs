@@ -7,6 +7,7 @@
 //! (drop the engines, keep the arena's memory) is the same here as in the daemon. State that
 //! survives a crash (rings, the uplink's queue) belongs to the world, not to the engine.
 
+mod behind;
 mod faults;
 mod fragments;
 mod host;
@@ -91,6 +92,8 @@ type Engines<'m> = [Engine<'m>];
 enum Event {
     ToHost(u8, Frame, bool),
     ToNode(usize, Frame),
+    /// To the machine behind a guest, or from it.
+    Behind(usize, Frame, bool),
     Turn(u8),
     Step(usize),
     NodeTimer(usize),
@@ -326,6 +329,7 @@ impl<'r> World<'r> {
         match event {
             Event::ToHost(host, frame, forged) => self.arrive_at_host(host, frame, forged),
             Event::ToNode(node, frame) => self.arrive_at_node(node, frame),
+            Event::Behind(node, frame, to_end) => self.arrive_behind(node, frame, to_end),
             Event::Turn(host) => return self.turn(engines, host),
             Event::Step(node) => self.step_node(node),
             Event::NodeTimer(node) => self.on_node_timer(node),
@@ -465,7 +469,7 @@ impl<'r> World<'r> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 /// Its checksums are right: nothing changed it on the way.
 fn is_whole(bytes: &[u8], packet: Option<&Packet>) -> bool {

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use nightporter_core::time::{Duration, Instant};
 
+use super::behind::Behind;
 use super::fragments::{self, Fragments};
 use super::{CoreOf, Event, Member, World};
 use crate::plan::{Machine, Plan, Policy, StackKind, StackPlan};
@@ -62,6 +63,8 @@ pub(super) struct Node {
     /// Its frames go past the host; or through it in fragments.
     pub(super) one_way: bool,
     pub(super) fragments: bool,
+    /// It forwards, and its stack is behind it.
+    pub(super) behind: Option<Behind>,
     /// Packets that it got in part.
     incomplete: Fragments,
     random: Random,
@@ -166,12 +169,17 @@ impl Node {
             drop_ppm: 0,
             one_way: false,
             fragments: false,
+            behind: None,
             incomplete: Fragments::default(),
             random: Random::new(plan.seed, &format!("node {machine:?}")),
             step_pending: false,
             timer_at: Instant::ZERO,
             forgotten: Vec::new(),
         };
+        if let Machine::Guest(g) = machine {
+            let forwards = plan.guests[usize::from(g)].forwards;
+            node.behind = forwards.map(|forwards| Behind::new(forwards, plan.seed, g));
+        }
         node.set_up(plan);
         node
     }
@@ -245,6 +253,14 @@ impl Node {
         true
     }
 
+    /// The next frame that it has for its card.
+    fn next_to_send(&mut self, now: Instant) -> Option<Frame> {
+        match &mut self.behind {
+            Some(behind) => behind.out.pop_front(),
+            None => self.stack.poll_transmit(now),
+        }
+    }
+
     fn pop(&mut self) -> Option<Frame> {
         let frame = self.rx.pop_front()?;
         self.rx_buffers -= frame.bytes.len().div_ceil(RING_BUFFER_BYTES);
@@ -286,22 +302,10 @@ impl World<'_> {
             return;
         }
         let (now, vlan) = (self.now, self.plan.vlan);
+        let handled = self.take_frames(i);
         let node = &mut self.nodes[i];
-        let mut handled = 0;
-        while handled < FRAMES_PER_STEP
-            && let Some(frame) = node.pop()
-        {
-            handled += 1;
-            if node.drop_ppm > 0 && node.random.ppm(node.drop_ppm) {
-                *self.faults.entry("frames dropped in the guest").or_default() += 1;
-                continue;
-            }
-            if let Some(frame) = frame.untagged(vlan).and_then(|f| node.incomplete.take(f)) {
-                node.stack.handle_frame(now, frame);
-            }
-        }
-        node.progress |= handled > 0;
-        if node.stack.poll_timeout(now).is_some_and(|at| at <= now) {
+        let is_end = node.behind.is_none();
+        if is_end && node.stack.poll_timeout(now).is_some_and(|at| at <= now) {
             node.stack.handle_timeout(now);
         }
         let is_guest = matches!(node.machine, Machine::Guest(_));
@@ -312,7 +316,7 @@ impl World<'_> {
         let mut sent = Vec::new();
         let free = if is_guest { TRANSMIT_SLOTS.saturating_sub(node.tx.len()) } else { usize::MAX };
         while sent.len() < free
-            && let Some(frame) = node.stack.poll_transmit(now)
+            && let Some(frame) = node.next_to_send(now)
         {
             sent.push(frame.tagged(vlan));
         }
@@ -334,7 +338,7 @@ impl World<'_> {
             }
         }
         let node = &mut self.nodes[i];
-        let due = node.stack.poll_timeout(now).filter(|_| !stuck);
+        let due = node.stack.poll_timeout(now).filter(|_| !stuck && is_end);
         if !node.rx.is_empty() || due.is_some_and(|at| at <= now) {
             node.step_pending = true;
             let later = now + Duration::from_nanos(cost.max(1_000));
@@ -349,6 +353,30 @@ impl World<'_> {
         if let Some(at) = due {
             self.arm_node(i, at);
         }
+    }
+
+    /// The machine takes some of what arrived; how many frames that is.
+    fn take_frames(&mut self, i: usize) -> usize {
+        let (now, vlan) = (self.now, self.plan.vlan);
+        let node = &mut self.nodes[i];
+        let (mut handled, mut forwarded) = (0, Vec::new());
+        while handled < FRAMES_PER_STEP
+            && let Some(frame) = node.pop()
+        {
+            handled += 1;
+            if node.drop_ppm > 0 && node.random.ppm(node.drop_ppm) {
+                *self.faults.entry("frames dropped in the guest").or_default() += 1;
+                continue;
+            }
+            match frame.untagged(vlan).and_then(|f| node.incomplete.take(f)) {
+                Some(frame) if node.behind.is_some() => forwarded.push(frame),
+                Some(frame) => node.stack.handle_frame(now, frame),
+                None => {}
+            }
+        }
+        node.progress |= handled > 0;
+        forwarded.into_iter().for_each(|frame| self.forward(i, frame));
+        handled
     }
 
     /// Into the ring of guest `i`, or by its present other way.
@@ -385,7 +413,7 @@ impl World<'_> {
         }
     }
 
-    fn arm_node(&mut self, i: usize, at: Instant) {
+    pub(super) fn arm_node(&mut self, i: usize, at: Instant) {
         if at < self.nodes[i].timer_at {
             self.nodes[i].timer_at = at;
             self.schedule(at, Event::NodeTimer(i));
@@ -397,7 +425,11 @@ impl World<'_> {
             return; // an earlier one took its place
         }
         self.nodes[i].timer_at = Instant::MAX;
-        self.wake_node(i);
+        if self.nodes[i].behind.is_some() {
+            self.run_end(i);
+        } else {
+            self.wake_node(i);
+        }
     }
 
     pub(super) fn on_core_timer(&mut self, c: usize) {

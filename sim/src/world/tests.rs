@@ -48,6 +48,7 @@ pub(crate) fn small() -> Plan {
             congestion_offload: false,
             new_reno: false,
             frame_ns: 2_000,
+            forwards: None,
             stack: stack.clone(),
         }],
         remotes: vec![RemotePlan {

@@ -29,6 +29,8 @@ pub(crate) struct Terms {
     pub(crate) guest_edge: u64,
     /// G has answered.
     pub(crate) guest_is_established: bool,
+    /// The largest buffer.
+    pub(crate) buffer_max: u64,
 }
 
 impl Terms {
@@ -40,7 +42,7 @@ impl Terms {
     /// A window field cannot show more than this; a larger reservation would be wasted.
     pub(super) fn useful_buffer(&self, bytes: u64) -> u64 {
         let sayable = u64::from(u16::MAX) << self.scale;
-        bytes.min(limits::FLOW_BUFFER_MAX).min(sayable + self.rounding_slack())
+        bytes.min(self.buffer_max).min(sayable + self.rounding_slack())
     }
 
     /// A G that has answered and has room takes more in its next time slice: R need not wait for
@@ -143,7 +145,7 @@ impl Receiver {
     /// more. G has all bytes, so nothing stops while it drains.
     pub(super) fn is_short(&self, t: &Terms, vm: &Vm, shown: u64) -> bool {
         let now = u64::from(self.buffer_bytes);
-        let most = (vm.growth_max() * PAGE as u64).min(limits::FLOW_BUFFER_MAX);
+        let most = (vm.growth_max() * PAGE as u64).min(t.buffer_max);
         let short = shown > now && (shown > most || self.early_acked_bytes > now);
         short && self.is_drained(t) && self.out_of_order.is_empty()
     }
