@@ -208,6 +208,9 @@ impl Episode {
             self.phase = Phase::Open;
         }
         self.validation.on_ack(now, n.delivered, una, next, srtt);
+        if n.marked && self.ecn {
+            self.copies.forbid(); // Linux: `tcp_fastretrans_alert()`, step A
+        }
         if n.lost || (over && self.lost_beyond) {
             self.on_loss(n);
         } else if n.marked && self.ecn && una > self.marks_count_from && self.phase == Phase::Open {

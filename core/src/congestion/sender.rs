@@ -316,7 +316,7 @@ impl Sender {
             return; // the caller judges these (INV-12)
         }
         let before = self.flight_now();
-        let dsack = evidence::dsack(a);
+        let dsack = evidence::dsack(a).filter(|_| self.sack);
         let mut arrived = self.take(now, a);
         if let Some((from, to)) = dsack {
             self.rack.on_dsack(a.ack, self.next());
