@@ -16,6 +16,7 @@ use nightporter_core::port::PortId;
 use nightporter_core::tcp::wanting;
 use nightporter_core::time::{Duration, Instant};
 use nix::sys::epoll::Epoll;
+use rustix::fs::Uid;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with,
@@ -63,6 +64,8 @@ impl Known {
 pub(crate) struct Booster {
     listener: Option<OwnedFd>,
     connection: Option<OwnedFd>,
+    /// The daemon's user; asked for before the sandbox.
+    own: Option<Uid>,
     /// Class that the worker is to have from outside.
     rt_priority: u8,
     vms: Vec<Known>,
@@ -107,6 +110,7 @@ impl Booster {
     ) -> io::Result<()> {
         watch_for(epoll, &listener, Token::BoosterListener)?;
         self.listener = Some(listener);
+        self.own = Some(rustix::process::getuid());
         self.rt_priority = rt_priority;
         Ok(())
     }
@@ -179,8 +183,8 @@ impl Booster {
         let Some(listener) = &self.listener else { return };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let Ok(socket) = accept_with(listener, flags) else { return };
-        let own = rustix::process::getuid();
-        let is_known = socket_peercred(&socket).is_ok_and(|it| it.uid.is_root() || it.uid == own);
+        let is_known = |it: rustix::net::UCred| it.uid.is_root() || Some(it.uid) == self.own;
+        let is_known = socket_peercred(&socket).is_ok_and(is_known);
         if !is_known || watch_for(epoll, &socket, Token::Booster).is_err() {
             return;
         }
