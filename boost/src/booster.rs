@@ -202,7 +202,7 @@ impl Booster {
         Ok(())
     }
 
-    /// The class that the daemon's worker is to have, from outside: its unit forbids it to take one.
+    /// Gives the daemon's worker its class from outside: its unit forbids it to take one.
     fn meet_worker(&mut self, tid: i32, rt_priority: u8) {
         self.worker = None;
         let Ok(stat) = Stat::of(tid) else { return };

@@ -14,7 +14,7 @@ use crate::protocol::{Budget, Claim};
 pub const UNPAID_MAX_NS: u64 = 20_000_000;
 /// Favoured CPU time on one core in a row; then its neighbours have a turn.
 pub const ROW_MAX_NS: u64 = 10_000_000;
-/// A neighbour's turn: a slice of the default class, which is at most 2.8 to 4 ms (`base_slice_ns`).
+/// A neighbour's turn: a slice of the default class, which is 2.8 to 4 ms (`base_slice_ns`).
 pub const SLICE_NS: u64 = 4_000_000;
 /// A boost that could not be longer does not begin.
 pub const LEAST_NS: u64 = 500_000;

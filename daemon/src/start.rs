@@ -22,7 +22,6 @@ use nix::unistd::Pid;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::arena_file::{self, ArenaFile};
-use crate::booster;
 use crate::broker::Broker;
 use crate::broker::connector::Connector;
 use crate::change::{self, Running};
@@ -122,7 +121,7 @@ fn start(
     check(watch_links(&mut worker));
     check(worker.set_broker(Arc::clone(&sandbox.broker)).map_err(|e| error(e, "report this")));
     check(open_control(&mut worker, daemon));
-    check(open_booster(&mut worker, config));
+    check(crate::booster::start(&mut worker, config).map_err(|e| error(e, "free that path")));
     let broker = &sandbox.broker;
     let scribe = start_scribe().and_then(|scribe| worker.set_scribe(scribe));
     let opener = opener::start(Arc::clone(broker)).and_then(|opener| worker.set_opener(opener));
@@ -142,7 +141,7 @@ fn start(
     check(find_each_other(&mut worker, config, sandbox));
     check(open_doors(&mut worker, sandbox));
     check(allow_changes(&mut worker, config, source, sandbox.clone(), &arena));
-    check(place(daemon, booster::is_wanted(config)));
+    check(place(daemon, crate::booster::is_wanted(config)));
     let warnings = large_mtus(config).into_iter().chain(uneven_mtus(config));
     let warnings = warnings.chain(at_strangers(config));
     warnings.for_each(|warning| tracing::warn!("{warning}"));
@@ -350,17 +349,6 @@ fn open_control(worker: &mut Worker, daemon: &DaemonConfig) -> Result<(), StartE
     let control = ControlServer::new(&daemon.control)
         .map_err(|e| error(e, "stop the other daemon, or choose another daemon.control"))?;
     worker.set_control(control).map_err(|e| error(e, "report this"))
-}
-
-/// Where a booster connects, if some VM has boost.
-fn open_booster(worker: &mut Worker, config: &Config) -> Result<(), StartError> {
-    if !booster::is_wanted(config) {
-        return Ok(());
-    }
-    let path = booster::path(config);
-    booster::open(&path)
-        .and_then(|listener| worker.set_booster(listener, config.daemon.rt_priority))
-        .map_err(|e| error(format!("{}: {e}", path.display()), "free that path"))
 }
 
 fn open_metrics(worker: &mut Worker, daemon: &DaemonConfig) -> Result<(), StartError> {
@@ -611,10 +599,10 @@ fn place(daemon: &DaemonConfig, boosts: bool) -> Result<(), StartError> {
             .and_then(|()| sched_setaffinity(Pid::from_raw(0), &set))
             .map_err(|e| error(format!("cpu = {cpu}: {e}"), "give a core that is online: nproc"))?;
     }
-    // With boost the booster gives it from outside, if the daemon's unit forbids it (BST-06).
-    let placed = sys::set_realtime(daemon.rt_priority);
-    if daemon.rt_priority > 0 && !(boosts && placed.is_err()) {
-        placed.map_err(|e| {
+    if daemon.rt_priority > 0 {
+        // The booster gives it from outside, where the unit forbids it (BST-06).
+        let placed = sys::set_realtime(daemon.rt_priority);
+        placed.or_else(|e| if boosts { Ok(()) } else { Err(e) }).map_err(|e| {
             let what = format!("rt_priority = {}: {e}", daemon.rt_priority);
             error(what, "run as root or with LimitRTPRIO=; in a cgroup give it cpu.rt_runtime_us")
         })?;

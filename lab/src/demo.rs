@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use nightporter_boost::protocol::Account;
 use nightporter_guest::control::{Command, Reply};
 
 use crate::accel::Accel;
@@ -141,16 +142,8 @@ fn run_case(
     progress
         .step(&format!("{scheduler} over {link}: booting three guests under QEMU with {accel}"));
     let with_boost = all_paths(options).any(NetPath::is_boosted);
-    let with_daemon = with_boost || all_paths(options).any(|path| path != NetPath::Tap);
     let guests = [(Vmm::Qemu(accel), image); GUESTS];
-    let shape = Some(link.shape());
-    let world = if with_boost {
-        // With it nice has no effect between sessions, and the booster refuses.
-        run_dir.write(Path::new("/proc/sys/kernel/sched_autogroup_enabled"), "0")?;
-        World::start_with_boost(&guests, shape, &options.boost, places)?
-    } else {
-        World::start(&guests, with_daemon, shape, places)?
-    };
+    let world = boot(options, &guests, (link, with_boost), (&run_dir, places))?;
     let mut lab = Lab::new(world, scheduler);
     progress.step("warming up, calibrating the guests' load");
     lab.warm_up()?;
@@ -159,11 +152,7 @@ fn run_case(
     lab.start_load()?;
     if with_boost {
         progress.step("starting the booster");
-        let dir = lab.world.daemon()?.dir().to_owned();
-        let tap = format!("tap{RECEIVER}");
-        let mut boosting = Boosting::start(&dir, &logs.join("boost.log"), &tap, link)?;
-        lab.boost_refused = boosting.wait_judged()?;
-        lab.boosting = Some(boosting);
+        lab.start_boosting(link, &logs)?;
     }
     let before = (lab.clock()?, lab.guest_tcp()?);
     lab.complaints = lab.world.complaints(usize::from(RECEIVER))?;
@@ -179,15 +168,7 @@ fn run_case(
     let link_measured = lab.world.link();
     let (cpu_shares, boost_refused) = (lab.cpu_shares(), lab.boost_refused.take());
     lab.world.stop()?;
-    if let Some(account) = account {
-        println!("The boosted guest's account: {account:?}");
-    }
-    if let Some(why) = &boost_refused {
-        println!("Boost was refused, and its rows are without it: {why}");
-    }
-    for (path, shares) in &cpu_shares {
-        println!("CPU shares, {path}: {shares:?} %");
-    }
+    print_boost(account, boost_refused.as_deref(), &cpu_shares);
     for failure in cells.iter().chain(&both).flat_map(|c| &c.failures) {
         eprintln!("failed transfer: {failure}");
     }
@@ -218,6 +199,39 @@ fn run_case(
         both_ways,
         others: Vec::new(),
     })
+}
+
+/// Boots the guests, with boost for the first if any path has it.
+fn boot(
+    options: &Options,
+    guests: &[(Vmm, &Image)],
+    (link, with_boost): (Link, bool),
+    (run_dir, places): (&RunDir, Places<'_>),
+) -> Result<World> {
+    let shape = Some(link.shape());
+    if with_boost {
+        // With it nice has no effect between sessions, and the booster refuses.
+        run_dir.write(Path::new("/proc/sys/kernel/sched_autogroup_enabled"), "0")?;
+        return World::start_with_boost(guests, shape, &options.boost, places);
+    }
+    let with_daemon = all_paths(options).any(|path| path != NetPath::Tap);
+    World::start(guests, with_daemon, shape, places)
+}
+
+fn print_boost(
+    account: Option<Account>,
+    refused: Option<&str>,
+    cpu_shares: &BTreeMap<&'static str, Vec<f64>>,
+) {
+    if let Some(account) = account {
+        println!("The boosted guest's account: {account:?}");
+    }
+    if let Some(why) = refused {
+        println!("Boost was refused, and its rows are without it: {why}");
+    }
+    for (path, shares) in cpu_shares {
+        println!("CPU shares, {path}: {shares:?} %");
+    }
 }
 
 fn host_kernel() -> Result<String> {
@@ -320,6 +334,16 @@ impl Lab {
         for guest in &mut self.world.guests {
             guest.call(&Command::LoadStart { loops_per_ms: self.loops_per_ms, percent })?;
         }
+        Ok(())
+    }
+
+    /// The booster, for the guest at the other end.
+    fn start_boosting(&mut self, link: Link, logs: &Path) -> Result<()> {
+        let dir = self.world.daemon()?.dir().to_owned();
+        let tap = format!("tap{RECEIVER}");
+        let mut boosting = Boosting::start(&dir, &logs.join("boost.log"), &tap, link)?;
+        self.boost_refused = boosting.wait_judged()?;
+        self.boosting = Some(boosting);
         Ok(())
     }
 
