@@ -143,8 +143,7 @@ fn start(
     check(allow_changes(&mut worker, config, source, sandbox.clone(), &arena));
     check(place(daemon, crate::booster::is_wanted(config)));
     let warnings = large_mtus(config).into_iter().chain(uneven_mtus(config));
-    let warnings = warnings.chain(at_strangers(config));
-    warnings.for_each(|warning| tracing::warn!("{warning}"));
+    warnings.chain(at_strangers(config)).for_each(|warning| tracing::warn!("{warning}"));
     check(sandbox.close());
     if !problems.is_empty() {
         if arena.is_new {
@@ -591,7 +590,7 @@ pub(crate) fn large_mtus(config: &Config) -> Vec<String> {
     uplinks.chain(overlays).filter_map(larger).collect()
 }
 
-/// Puts the worker's thread where the configuration wants it.
+/// Places the worker's thread. With boost, the booster may give it its class (BST-06).
 fn place(daemon: &DaemonConfig, boosts: bool) -> Result<(), StartError> {
     if let Some(cpu) = daemon.cpu {
         let mut set = CpuSet::new();
@@ -600,7 +599,6 @@ fn place(daemon: &DaemonConfig, boosts: bool) -> Result<(), StartError> {
             .map_err(|e| error(format!("cpu = {cpu}: {e}"), "give a core that is online: nproc"))?;
     }
     if daemon.rt_priority > 0 {
-        // The booster gives it from outside, where the unit forbids it (BST-06).
         let placed = sys::set_realtime(daemon.rt_priority);
         placed.or_else(|e| if boosts { Ok(()) } else { Err(e) }).map_err(|e| {
             let what = format!("rt_priority = {}: {e}", daemon.rt_priority);

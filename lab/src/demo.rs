@@ -142,8 +142,7 @@ fn run_case(
     progress
         .step(&format!("{scheduler} over {link}: booting three guests under QEMU with {accel}"));
     let with_boost = all_paths(options).any(NetPath::is_boosted);
-    let guests = [(Vmm::Qemu(accel), image); GUESTS];
-    let world = boot(options, &guests, (link, with_boost), (&run_dir, places))?;
+    let world = boot(options, (accel, image), (link, with_boost), (&run_dir, places))?;
     let mut lab = Lab::new(world, scheduler);
     progress.step("warming up, calibrating the guests' load");
     lab.warm_up()?;
@@ -151,7 +150,6 @@ fn run_case(
     let competition = Competition::start(scheduler, cores, &lab.world.guests, &run_dir)?;
     lab.start_load()?;
     if with_boost {
-        progress.step("starting the booster");
         lab.start_boosting(link, &logs)?;
     }
     let before = (lab.clock()?, lab.guest_tcp()?);
@@ -204,10 +202,11 @@ fn run_case(
 /// Boots the guests, with boost for the first if any path has it.
 fn boot(
     options: &Options,
-    guests: &[(Vmm, &Image)],
+    (accel, image): (Accel, &Image),
     (link, with_boost): (Link, bool),
     (run_dir, places): (&RunDir, Places<'_>),
 ) -> Result<World> {
+    let guests = &[(Vmm::Qemu(accel), image); GUESTS];
     let shape = Some(link.shape());
     if with_boost {
         // With it nice has no effect between sessions, and the booster refuses.
