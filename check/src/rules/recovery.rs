@@ -13,8 +13,9 @@
 //!   at 250 ms of G's running time, doubles to 2 s, and starts again when G has moved.
 //!
 //! From a loss on, and for [`ON_PATH`] after the last, the host takes what is behind G for a path
-//! (FWD-04): new bytes wait while more than a segment is under way, and a timeout that was doubled
-//! stays so when G moves. A G whose own frames came a hop is taken for one from the first byte on.
+//! (FWD-04): new bytes wait while anything is under way, for after a timeout the window is one
+//! segment, and a short one may be under way; and a timeout that was doubled stays so when G moves.
+//! A G whose own frames came a hop is taken for one from the first byte on.
 //!
 //! A G whose window is shut is probed within twice the interval of SNOOP-31, which starts at 200 ms
 //! and doubles to a minute. A G that takes nothing for [`REFUSES`] of its running time is given up
@@ -99,6 +100,8 @@ pub(crate) struct Recovery {
     heard_at: Instant,
     /// How long G had run when something was last found lost, while that counts.
     lost: Option<Duration>,
+    /// Timeouts since then, whether G has moved after them or not.
+    doubled: u32,
     /// Frames of G came a hop.
     behind: bool,
 }
@@ -185,7 +188,7 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>, clock: &GuestClock) {
     q.heard_at = s.at;
     q.behind |= !OWN_TTLS.contains(&s.ip.ttl);
     if una > q.una && q.lost.is_some_and(|then| since(clock.ran(s.at), then) > ON_PATH) {
-        q.lost = None;
+        (q.lost, q.doubled) = (None, 0);
     }
     if moved {
         q.by_timer = 0; // a window that opens again: the host begins anew
@@ -239,7 +242,7 @@ pub(crate) fn fresh_bytes(h: &History) -> Option<u64> {
     let fits =
         room >= h.segment_for_guest().0 || room > 0 && (out_to <= una || out_to + room == end);
     let q = &h.quality.recovery;
-    let waits = q.is_on_path() && out_to - una > h.segment_for_guest().1;
+    let waits = q.is_on_path() && out_to > una;
     (fits && q.is_calm(una) && !waits).then_some(room)
 }
 
@@ -287,8 +290,9 @@ pub(crate) fn on_step(h: &mut History, now: Instant, clock: &GuestClock) -> Ensu
         return Err(format!("byte {} that G lost was not offered again", una - BASE));
     }
     let (first, longest) = TIMEOUT_MS;
-    let timeout = (first << q.timeouts.min(8)).min(longest);
-    let timeout = if q.is_on_path() { longest } else { timeout };
+    let timeout = (first << q.timeouts.max(q.doubled).min(8)).min(longest);
+    // How long the path behind G is, nobody here knows.
+    let timeout = if q.behind { longest } else { timeout };
     let bound = Duration::from_nanos(2 * timeout * 1_000_000 + LATE.as_nanos());
     match q.offered {
         Some((at, _)) if now.since(at.max(idle).max(q.heard_at)) > bound => {
@@ -372,7 +376,7 @@ pub(crate) fn after_out(h: &mut History, o: &Out<'_>, clock: &GuestClock) {
             if !in_burst && una >= q.end.max(q.may_end) && !reopened {
                 (q.by_timer, q.slow_moved.0, q.slow) = (q.by_timer + 1, 0, true);
             }
-            q.timeouts += 1;
+            (q.timeouts, q.doubled) = (q.timeouts + 1, q.doubled + 1);
             q.lost = Some(clock.may_have_run(o.at));
             (q.burst, q.slow_to) = ((end, out_to), out_to);
         }

@@ -1,6 +1,6 @@
 //! Whether a copy was for nothing (FLOOD-44).
 
-use nightporter_core::wire::seq::Seq;
+use crate::wire::Seq;
 
 use super::{Heard, Piece, Sending};
 
