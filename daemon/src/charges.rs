@@ -11,7 +11,7 @@ use std::fs::File;
 use std::io::{Read, Seek};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
 use crate::vhost::guest_mem::{GuestMemory, MemError};
 
@@ -68,6 +68,22 @@ fn sum(statistics: &str) -> u64 {
         if keys.contains(&key) { bytes.parse::<u64>().ok() } else { None }
     };
     statistics.lines().filter_map(counts).sum()
+}
+
+/// Whether the control group of this process, or one above it, had a limit of memory at the start
+/// (Documentation/admin-guide/cgroup-v2.rst, `memory.max`).
+pub(crate) fn memory_is_limited() -> bool {
+    static IS_LIMITED: LazyLock<bool> = LazyLock::new(find_memory_limit);
+    *IS_LIMITED
+}
+
+fn find_memory_limit() -> bool {
+    let Ok(own) = std::fs::read_to_string("/proc/self/cgroup") else { return false };
+    let Some(own) = own.lines().find_map(|line| line.strip_prefix("0::/")) else { return false };
+    Path::new("/sys/fs/cgroup").join(own).ancestors().any(|group| {
+        let limit = std::fs::read_to_string(group.join("memory.max"));
+        limit.is_ok_and(|limit| limit.trim() != "max")
+    })
 }
 
 /// A file: its device and inode.

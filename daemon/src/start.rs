@@ -5,7 +5,7 @@ use std::fmt;
 use std::io::ErrorKind;
 use std::num::NonZeroU64;
 use std::path::Path;
-use std::sync::{Arc, LazyLock, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use nightporter_core::engine::{AddPortError, Engine, EngineConfig};
 use nightporter_core::port::{GuestConfig, PortConfig, PortId, Vlans};
@@ -313,22 +313,6 @@ pub fn block_signals() -> nix::Result<SigSet> {
     Ok(set)
 }
 
-/// Whether the control group of this process, or one above it, had a limit of memory at the start
-/// (Documentation/admin-guide/cgroup-v2.rst, `memory.max`).
-pub(crate) fn memory_is_limited() -> bool {
-    static IS_LIMITED: LazyLock<bool> = LazyLock::new(find_memory_limit);
-    *IS_LIMITED
-}
-
-fn find_memory_limit() -> bool {
-    let Ok(own) = std::fs::read_to_string("/proc/self/cgroup") else { return false };
-    let Some(own) = own.lines().find_map(|line| line.strip_prefix("0::/")) else { return false };
-    Path::new("/sys/fs/cgroup").join(own).ancestors().any(|group| {
-        let limit = std::fs::read_to_string(group.join("memory.max"));
-        limit.is_ok_and(|limit| limit.trim() != "max")
-    })
-}
-
 /// A VM takes about ten descriptors, and the usual soft limit is 1024.
 fn raise_file_limit() {
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
@@ -409,7 +393,7 @@ fn add_wanted(worker: &mut Worker, wanted: Wanted, broker: &Broker) -> Result<()
 /// path, the other VMs still work, and it is tried again. One whose owner does not exist is nobody
 /// else's. Only if all VMs have a problem it is an error.
 fn open_vms(worker: &mut Worker, config: &Config, owners: &Owners) -> Vec<StartError> {
-    let limited = memory_is_limited();
+    let limited = charges::memory_is_limited();
     let mut problems = Vec::new();
     for vm in &config.vms {
         let opened = open_vm(worker, vm, owners.access(vm), limited);

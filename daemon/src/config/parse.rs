@@ -268,11 +268,7 @@ fn vm(mut s: Section<'_, '_>, unique: &mut Unique) -> VmConfig {
         allow_unsealed_memory: s
             .get("allow_unsealed_memory", "write allow_unsealed_memory = true or false", boolean)
             .unwrap_or(false),
-        memory_max: s.get(
-            "memory_max",
-            "write bytes, or a string as in \"4G\"",
-            bytes(MIB..=spans::PORT_MAX),
-        ),
+        memory_max: memory_max(&mut s),
         ack_offload: s
             .get("ack_offload", "write ack_offload = true or false", boolean)
             .unwrap_or(true),
@@ -312,6 +308,10 @@ fn vm(mut s: Section<'_, '_>, unique: &mut Unique) -> VmConfig {
 /// Which connections end in the guest.
 fn local_of(s: &mut Section<'_, '_>) -> Local {
     s.get("local", "write \"auto\", \"always\" or \"never\"", local).unwrap_or_default()
+}
+
+fn memory_max(s: &mut Section<'_, '_>) -> Option<u64> {
+    s.get("memory_max", "write bytes, or a string as in \"4G\"", bytes(MIB..=spans::PORT_MAX))
 }
 
 fn guest_ttl(s: &mut Section<'_, '_>) -> Option<u8> {

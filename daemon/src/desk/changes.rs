@@ -18,7 +18,7 @@ use crate::config::{Config, OverlayConfig, VmConfig};
 use crate::port::guest::GuestPort;
 use crate::port::vhost_user::VhostUserPort;
 use crate::port::{Port, Wanted};
-use crate::start::{device_of, memory_is_limited, network_of, policy_of, toe_of};
+use crate::start::{device_of, network_of, policy_of, toe_of};
 use crate::toe::GUEST_CID;
 use crate::token::{Token, watch_for};
 use crate::vhost::vsock::Vsock;
@@ -326,7 +326,7 @@ fn add_vm(
     vm: &VmConfig,
 ) -> Result<(), String> {
     let explain = |e: &dyn std::fmt::Debug| format!("vm {}: {e:?}", vm.name);
-    let device = device_of(vm, prepared.owners.access(vm), memory_is_limited());
+    let device = device_of(vm, prepared.owners.access(vm), charges::memory_is_limited());
     let mut port = VhostUserPort::without_socket(&device).map_err(|e| explain(&e))?;
     match taken(&mut prepared.listeners, &vm.name) {
         Some(listener) => port.take(listener),
@@ -350,7 +350,9 @@ fn add_toe(
     id: PortId,
     vm: &VmConfig,
 ) {
-    let Some((device, member)) = toe_of(vm, prepared.owners.access(vm), memory_is_limited()) else {
+    let Some((device, member)) =
+        toe_of(vm, prepared.owners.access(vm), charges::memory_is_limited())
+    else {
         return;
     };
     let mut port = VhostUserPort::with(&device, Vsock { cid: GUEST_CID });
@@ -372,7 +374,7 @@ fn set_vm(
 ) -> Result<(), String> {
     let name = &vm.name;
     let id = path.ports.find(name).ok_or_else(|| format!("there is no port {name}"))?;
-    let device = device_of(vm, prepared.owners.access(vm), memory_is_limited());
+    let device = device_of(vm, prepared.owners.access(vm), charges::memory_is_limited());
     let DataPath { engine, turn, .. } = path;
     let set = turn.set_guest(now, engine, id, policy_of(vm));
     set.map_err(|e| format!("vm {name}: {e:?}"))?;
@@ -400,7 +402,7 @@ fn set_toe(
     before: &VmConfig,
     vm: &VmConfig,
 ) {
-    match (before.toe, toe_of(vm, prepared.owners.access(vm), memory_is_limited())) {
+    match (before.toe, toe_of(vm, prepared.owners.access(vm), charges::memory_is_limited())) {
         (false, _) => add_toe(now, epoll, path, prepared, id, vm),
         (true, None) => path.remove_toe(now, epoll, id),
         (true, Some((device, member))) => {

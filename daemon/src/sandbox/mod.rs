@@ -30,7 +30,7 @@ use crate::charges;
 use crate::config::{Config, RegistryConfig, Source, ToeConfig};
 use crate::owners::Owners;
 use crate::sleeps::Eye;
-use crate::start::{StartError, error, memory_is_limited, proof_of, registry_of};
+use crate::start::{StartError, error, proof_of, registry_of};
 use crate::supervisor::Supervisor;
 use crate::sys;
 use crate::toe::{Doors, ProofDoors, UcxWorker, listen_at};
@@ -88,7 +88,7 @@ pub fn enter(config: &Config, source: &Source) -> Result<Sandbox, StartError> {
     let supervisor = Supervisor::from_env()
         .map(|it| it.map(Arc::new))
         .map_err(|e| error(format!("NOTIFY_SOCKET: {e}"), "unset it, or let systemd set it"));
-    memory_is_limited(); // it remembers
+    charges::memory_is_limited(); // it remembers
     charges::open();
     let eye = Eye::open().map_err(|e| error(format!("/proc: {e}"), "mount it"))?;
     let registry = config.registry.as_ref().zip(connector);
