@@ -16,7 +16,9 @@
 //!
 //! **For nothing.** If R has a copied segment sooner than any round trip after its copy, echoes an
 //! older timestamp than the copy's, or says that something came twice, the window may be what it
-//! was before the reduction for losses, not for marks (FLOOD-44).
+//! was before the reduction for losses, not for marks (FLOOD-44). The next reduction has a CWR of
+//! its own. Or the repair goes on, for other copies were needed: departures follow arrivals as
+//! before.
 //!
 //! **Also**: no new byte beyond R's window; no copy before an answer to the first can have arrived;
 //! no copy that is ECN-capable or carries CWR, and CWR on new data after a mark, once for all of a
@@ -304,6 +306,7 @@ impl Sending {
         }
         if let Some(kept) = self.kept.take_if(|_| late) {
             self.window = kept.at_least(self.window.size);
+            self.reduced_for = None; // the next loss reduces the same window again
             self.doubted = self.repair.take().or(self.doubted);
             self.change(ack, self.next, |p, _| p.counts = true);
         }
@@ -463,6 +466,11 @@ impl Sending {
         if !self.sack && self.repair.is_some() {
             return Ok(()); // what is under way is a guess
         }
+        // Another copy may have been needed: then a repair of losses goes on (FLOOD-44).
+        let losses = self.doubted.filter(|repair| repair.undo.is_none());
+        if losses.is_some_and(|repair| repair.sent <= repair.most(self.mss)) {
+            return Ok(());
+        }
         // Duplicate ACKs let new segments out before anything is acknowledged (RFC 3042). Without
         // SACK each speaks of one that has arrived, however many do (FLOOD-45).
         let heard = self.moved_at.is_some() || self.duplicates > 0;
@@ -472,20 +480,6 @@ impl Sending {
         match have <= most + besides * self.mss {
             true => Ok(()),
             false => Err(format!("{have} bytes under way to R in a window of {most}")),
-        }
-    }
-
-    /// `len` bytes leave; in a repair no more than arrivals have allowed.
-    fn follows_arrivals(&mut self, len: u64) -> Ensure {
-        for repair in self.repair.iter_mut().chain(&mut self.doubted) {
-            repair.sent += len;
-        }
-        let Some(repair) = self.repair else { return Ok(()) };
-        let more = repair.arrived.max(repair.moves * self.mss);
-        let (sent, most) = (repair.sent, repair.arrived + more + BESIDES * self.mss);
-        match sent <= most {
-            true => Ok(()),
-            false => Err(format!("{sent} bytes to R in a repair, {most} may leave")),
         }
     }
 }

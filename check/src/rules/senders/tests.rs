@@ -152,6 +152,36 @@ fn flood_44_a_reduction_for_what_was_only_late_may_be_undone() {
     );
 }
 
+/// Seed 319: of two copies one was needed, and then departures go on to follow arrivals.
+#[test]
+fn flood_44_a_repair_goes_on_of_which_one_copy_was_needed() {
+    let sent = "0 > 0:10000\n 100 ack 10000\n 100 > 10000:30000";
+    let heard = "200 ack 10000\n".repeat(16);
+    let repair = format!("{sent}\n {heard}\n 201 > 10000:11000\n 202 > 30000:46000");
+    let late = "302 ack 12000\n 302 > 12000:13000\n 303 ack 14000";
+    assert_eq!(without_sack(&format!("{repair}\n {late}\n 303 > 46000:50000")), Ok(()));
+    let said = without_sack(&format!("{repair}\n {late}\n 303 > 46000:80000"));
+    let said = said.expect_err("more than has arrived");
+    assert!(said.contains("bytes under way to R in a window of 22"), "{said}");
+}
+
+/// Seed 417: each reduction is told (RFC 3168 section 6.1.2).
+#[test]
+fn flood_44_a_window_that_came_back_is_reduced_again() {
+    let sent = "
+        0   > 0:10000 ect
+        100 ack 10000
+        100 > 10000:30000 ect
+        200 ack 18000 19000:28000
+        200 > 18000:19000
+        201 > 30000:31000 ect cwr";
+    let again = "260 > 28000:29000\n 261 > 31000:32000 ect cwr";
+    for (said, fine) in [("250 ack 28000 29000:30000", true), ("", false)] {
+        let judged = judged(true, &format!("{sent}\n {said}\n {again}"));
+        assert_eq!(judged.is_ok(), fine, "{judged:?}");
+    }
+}
+
 #[test]
 fn flood_45_without_sack_each_duplicate_lets_a_segment_out() {
     let sent = "0 > 0:10000\n 100 ack 10000\n 100 > 10000:30000";

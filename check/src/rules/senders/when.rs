@@ -1,8 +1,15 @@
-//! When a sender may send: bursts, copies, and timeouts that double.
+//! When a sender may send: bursts, copies, repairs, and timeouts that double.
 
 use nightporter_core::time::Instant;
 
-use super::{Ensure, LATE, SHORT, Sending, Silence, TIMEOUT_LONG};
+use super::{BESIDES, Ensure, LATE, Repair, SHORT, Sending, Silence, TIMEOUT_LONG};
+
+impl Repair {
+    /// Bytes that may have left since.
+    pub(super) fn most(&self, mss: u64) -> u64 {
+        self.arrived + self.arrived.max(self.moves * mss) + BESIDES * mss
+    }
+}
 
 impl Sending {
     /// A window of a path that is too short leaves as ACKs come, but not behind a pause, for then
@@ -59,5 +66,18 @@ impl Sending {
         }
         let [gap, before] = [gap, before].map(|span| span.as_millis());
         Err(format!("the same again after {gap} ms, and before that after {before} ms"))
+    }
+
+    /// `len` bytes leave; in a repair no more than arrivals have allowed.
+    pub(super) fn follows_arrivals(&mut self, len: u64) -> Ensure {
+        for repair in self.repair.iter_mut().chain(&mut self.doubted) {
+            repair.sent += len;
+        }
+        let Some(repair) = self.repair else { return Ok(()) };
+        let (sent, most) = (repair.sent, repair.most(self.mss));
+        match sent <= most {
+            true => Ok(()),
+            false => Err(format!("{sent} bytes to R in a repair, {most} may leave")),
+        }
     }
 }
