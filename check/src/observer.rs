@@ -417,10 +417,11 @@ impl<S: Setting> Observer<S> {
         self.destroyed[usize::from(g)] |= destroyed;
         for (_, h) in self.flows.iter_mut().filter(|(name, _)| name.guest == g) {
             h.tell_by = [None; 2];
-            // Whoever owes R anything tells it now; who was drained may go on (LIFE-06). Of one
-            // that G opened past the host it knows nothing (seed 80044).
-            let drained = h.state == Some(State::Drain) && h.promised().is_none();
-            let on = matches!(h.state, Some(State::On | State::Drain)) && !drained;
+            // Whoever owes R anything tells it now; who acknowledges late and owes nothing may go
+            // on (LIFE-06). Of one that G opened past the host it knows nothing (seed 80044).
+            let late = h.state == Some(State::Drain) || h.quality.late.is_late;
+            let leaves = late && h.promised().is_none();
+            let on = matches!(h.state, Some(State::On | State::Drain)) && !leaves;
             h.must_tell_r |= on && !h.end(Side::R).reset && !h.opened_past;
             h.must_reset = false;
             h.broken |= h.promised().is_some();

@@ -6,7 +6,7 @@
 //!   the block for the loss of everything below it (RFC 8985).
 //! - In either mode no ACK ends in a block that R was sent, or a sender believes that the block was
 //!   dropped (`tcp_check_sack_reneging` of Linux 6.18); unless R has repeated the first bytes that
-//!   are not acknowledged.
+//!   are not acknowledged, which are there. A segment that fills a hole repeats nothing.
 //!
 //! The mode is asked of the engine, after each step: a step at whose end it is another is not
 //! judged. With two captures the mode is not known.
@@ -35,7 +35,11 @@ impl Late {
 }
 
 pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
-    if s.from == Side::R && s.seq <= h.end(Side::R).ack_to && s.end > s.seq {
+    let first = h.end(Side::R).ack_to;
+    let known = first.max(h.end(Side::G).acked);
+    // Before PROMPT-ACK notes it.
+    let repeats = s.seq < known || h.quality.waiting.may_have_of(s.seq, s.end);
+    if s.from == Side::R && s.seq <= first && s.end > first && repeats {
         h.quality.late.blocks = Ranges::default();
     }
 }

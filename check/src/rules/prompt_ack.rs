@@ -83,6 +83,12 @@ impl Waiting {
         self.held.above(next) > 0 || self.maybe.values().any(|end| *end > next)
     }
 
+    /// The host may hold a byte of `[from, to)`.
+    pub(super) fn may_have_of(&self, from: u64, to: u64) -> bool {
+        let may = self.maybe.iter().any(|(at, end)| *at < to && *end > from);
+        may || self.held.touches(from + 1, to.saturating_sub(1))
+    }
+
     /// The host must hold `[from, to)`.
     pub(super) fn holds(&self, from: u64, to: u64) -> bool {
         self.held.end_of_run(from) >= to

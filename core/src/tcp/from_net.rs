@@ -344,7 +344,9 @@ impl Flow {
         if self.receiver.is_keepalive(r) {
             return self.on_keepalive_from_net(cx, f);
         }
-        self.note_repeated(r.seq);
+        if r.end + u64::from(r.fin) > self.receiver.acks.sent() {
+            self.note_repeated(r.seq);
+        }
         if r.len() > 0 {
             // Its last octet may be in the place of a FIN that is not acknowledged.
             let end = r.end.min(self.receiver.next());

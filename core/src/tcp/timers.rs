@@ -178,6 +178,9 @@ impl Timers {
         let probing = what == FromGuest::Window;
         let changed = self.probing != probing;
         self.probing = probing;
+        if probing && changed {
+            self.timeouts = 0; // those of the way to G say nothing of its reader
+        }
         let timeout = running + self.guest_timeout();
         if what == FromGuest::Nothing {
             self.guest = Instant::MAX;

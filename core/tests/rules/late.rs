@@ -96,6 +96,22 @@ fn life_13_what_r_repeats_gets_a_bare_ack() {
     assert_eq!(w.state(), Some(State::On));
 }
 
+/// Found by simulation: old bytes, forged or late, made H send an ACK that ends in a block.
+#[test]
+fn life_13_a_copy_of_acknowledged_bytes_allows_no_ack_inside_a_block() {
+    let (_w, r, g) = late(&Setup::new());
+    r.sends("2001:3001");
+    r.gets("1 ack 1001 <sack 2001:3001>");
+    r.sends("1001:2001");
+    g.takes_all();
+    g.sends("ack 2501");
+    r.sends("1:1001");
+    let acks: Vec<_> = r.takes_all().iter().map(Seen::ack).collect();
+    assert!(!acks.is_empty() && acks.iter().all(|ack| *ack == 1001), "{acks:?}");
+    r.sends("1001:2001");
+    r.gets_last("1 ack 2501");
+}
+
 /// SACK blocks above an ACK that stands still are a loss of everything below them to RACK.
 #[test]
 fn life_13_blocks_leave_only_when_nothing_in_order_waits() {

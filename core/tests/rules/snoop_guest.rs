@@ -1,5 +1,6 @@
 //! SNOOP-24 to SNOOP-32: what comes from G, and how it is delivered to.
 
+use crate::common::segment::Seen;
 use crate::common::world::Peer;
 use crate::common::{Setup, World};
 use crate::{GUEST, flow, sends_segments, warms_up};
@@ -290,6 +291,24 @@ fn snoop_31_a_lost_window_update_is_found_out() {
     assert_eq!(w.state(), Some(State::On));
     g.sends("ack 1001 win 64000");
     g.gets("1001:2001");
+}
+
+/// Found by simulation: the first probe waited for as long as the last timeout.
+#[test]
+fn snoop_31_timeouts_before_the_window_shut_delay_no_probe() {
+    let (w, r, g) = warm();
+    r.sends("1001:2001");
+    for after_ms in [0, 250, 500, 1000] {
+        w.after_ms(after_ms);
+        g.gets("1001:2001");
+    }
+    g.sends("ack 2001 win 0");
+    r.takes_all();
+    r.sends("2001:3001");
+    r.takes_all();
+    g.gets_nothing();
+    w.after_ms(210);
+    assert_eq!(g.takes_all().iter().map(Seen::range).collect::<Vec<_>>(), [(2000, 2000)]);
 }
 
 #[test]
