@@ -615,7 +615,7 @@ mod tests {
             others.extend(plan.cores.iter().map(|c| name(format!("{:?}", c.policy))));
             others.extend(plan.guests.iter().map(|g| name(format!("{:?}", g.stack.kind))));
         }
-        assert_eq!(faults.len(), 28, "{faults:?}");
+        assert_eq!(faults.len(), 29, "{faults:?}");
         assert_eq!(others.len(), 5 + 5 + 3, "{others:?}");
     }
 }

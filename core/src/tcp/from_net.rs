@@ -336,7 +336,12 @@ impl Flow {
         f: &mut Frame<'_>,
         r: Range,
     ) -> Fate {
-        let current = r.end + u64::from(r.fin) >= self.receiver.acks.sent();
+        let end = r.end + u64::from(r.fin);
+        if end > self.receiver.acks.sent() {
+            // R was not shown that it is there (LIFE-13): for R this segment is the next one.
+            self.update_ts_recent(cx, f.tcp, r.seq);
+        }
+        let current = end >= self.receiver.acks.sent();
         if current && (self.outbound.ack_in_range(f.tcp.ack) || self.believes(cx, f.tcp, false)) {
             let new = self.on_ack_of_segment(cx, r, f.tcp);
             self.outbound.note_ack_to_guest(new);

@@ -112,6 +112,16 @@ fn life_13_a_copy_of_acknowledged_bytes_allows_no_ack_inside_a_block() {
     r.gets_last("1 ack 2501");
 }
 
+/// Found by simulation, with a guest that forwards: the first copy's clock was echoed for 12 s.
+#[test]
+fn snoop_05_what_r_repeats_above_a_late_ack_is_echoed() {
+    let (_w, r, _g) = late(&Setup::new());
+    r.sends("1001:2001 <ts 10>");
+    r.gets_nothing();
+    r.sends("1001:2001 <ts 20>");
+    r.gets("1 ack 1001 <ts - 20>");
+}
+
 /// SACK blocks above an ACK that stands still are a loss of everything below them to RACK.
 #[test]
 fn life_13_blocks_leave_only_when_nothing_in_order_waits() {

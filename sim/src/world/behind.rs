@@ -17,8 +17,6 @@ const ICMP_V4: u8 = 1;
 const ICMP_V6: u8 = 58;
 /// Bytes of the packet that an error quotes: its IP header, and ports and number of TCP.
 const QUOTED: [usize; 2] = [20 + 8, 40 + 8];
-/// A router says so of one packet in this time (Linux: `icmp_ratelimit`, with bursts).
-const ERROR_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The machine behind a guest, and the way to it.
 pub(super) struct Behind {
@@ -27,7 +25,6 @@ pub(super) struct Behind {
     from_end: Link,
     /// Forwarded, or made by the router, for the guest's ring.
     pub(super) out: VecDeque<Frame>,
-    error_at: Option<Instant>,
 }
 
 impl Behind {
@@ -38,7 +35,6 @@ impl Behind {
             to_end: link(plan.to_end, "to"),
             from_end: link(plan.from_end, "from"),
             out: VecDeque::new(),
-            error_at: None,
         }
     }
 
@@ -48,13 +44,14 @@ impl Behind {
 
     /// A segment on its way to the machine; its arrivals are added to `arrivals`.
     fn forward(&mut self, now: Instant, frame: Frame, arrivals: &mut Vec<(Instant, Frame)>) {
+        // Of a super-segment one error, and of each other packet one: Linux limits none of these
+        // (`icmpv4_mask_allow`).
+        let mut is_said = false;
         for mut piece in on_wire(frame) {
             if piece.bytes.len() > ETHERNET + usize::from(self.plan.to_end.mtu) {
-                let is_due = self.error_at.is_none_or(|at| now.since(at) >= ERROR_INTERVAL);
-                if is_due && let Some(error) = too_big(&piece.bytes, self.plan.to_end.mtu) {
-                    self.error_at = Some(now);
-                    self.out.push_back(Frame::on_wire(error));
-                }
+                let error = too_big(&piece.bytes, self.plan.to_end.mtu).filter(|_| !is_said);
+                is_said = true;
+                self.out.extend(error.map(Frame::on_wire));
                 continue;
             }
             lower_ttl(&mut piece.bytes);
