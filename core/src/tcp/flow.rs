@@ -212,7 +212,8 @@ impl Flow {
 
     #[cold]
     fn late_ack(&self) -> u64 {
-        self.receiver.late_ack(self.sender.una(), self.losses.sacked())
+        let blocks = self.losses.sacked_from()..self.losses.sacked();
+        self.receiver.late_ack(self.sender.una(), blocks)
     }
 
     /// The same for a flow that is known not to acknowledge late.

@@ -261,6 +261,7 @@ impl Flow {
             return 0;
         }
         let highest = held.max_end();
+        let lowest = held.iter().next().map_or(0, |(from, _)| from);
         let room = if self.options.timestamps { 3 } else { 4 };
         let blocks = dsack.into_iter().chain(held.newest_first()).take(room);
         let mut n = 0;
@@ -269,7 +270,7 @@ impl Flow {
             n += 1;
         }
         if let Some(end) = highest.filter(|_| self.receiver.is_late()) {
-            self.losses.note_sacked(end);
+            self.losses.note_sacked(lowest, end);
         }
         n
     }

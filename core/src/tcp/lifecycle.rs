@@ -206,8 +206,9 @@ impl Flow {
     pub(crate) fn acknowledge_late(&mut self) {
         if self.is_live() && !self.receiver.is_late() {
             self.receiver.set_late(true);
-            if let Some(end) = self.receiver.out_of_order().max_end() {
-                self.losses.note_sacked(end);
+            let held = self.receiver.out_of_order();
+            if let Some((end, (from, _))) = held.max_end().zip(held.iter().next()) {
+                self.losses.note_sacked(from, end);
             }
         }
     }

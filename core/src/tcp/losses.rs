@@ -32,6 +32,8 @@ struct Known {
     promised: u64,
     /// End of the highest SACK block that R was sent, while R's bytes are acknowledged late.
     sacked: u64,
+    /// Where the lowest of those blocks begins.
+    sacked_from: u64,
     /// Data segments of G in a row that came from farther than its handshake.
     farther: u8,
     /// Copies of G that found R's window shut although G was shown some.
@@ -151,9 +153,11 @@ impl Losses {
         self.forget(guest_una);
     }
 
-    /// R was sent a SACK block that ends there, and is acknowledged late.
-    pub(crate) fn note_sacked(&mut self, end: u64) {
+    /// R was sent SACK blocks, the first of which begins at `from` and the last ends at `end`, and is
+    /// acknowledged late.
+    pub(crate) fn note_sacked(&mut self, from: u64, end: u64) {
         let known = self.0.get_or_insert_default();
+        known.sacked_from = from; // blocks leave above an ACK of all that lies in order
         known.sacked = known.sacked.max(end);
     }
 
@@ -162,6 +166,11 @@ impl Losses {
         if let Some(known) = self.0.as_mut() {
             known.sacked = 0;
         }
+    }
+
+    /// Where the lowest SACK block begins that R was sent: below it an ACK ends in none.
+    pub(crate) fn sacked_from(&self) -> u64 {
+        self.0.as_ref().map_or(0, |known| known.sacked_from)
     }
 
     /// End of the highest SACK block that R was sent; G may have acknowledged it since.

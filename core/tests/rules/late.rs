@@ -122,6 +122,24 @@ fn snoop_05_what_r_repeats_above_a_late_ack_is_echoed() {
     r.gets("1 ack 1001 <ts - 20>");
 }
 
+/// Found by simulation (seed 358): G's ACK in the hole that R had filled was withheld.
+#[test]
+fn life_13_an_ack_below_the_blocks_leaves_at_once() {
+    let (_w, r, g) = late(&Setup::new());
+    for at in [1001, 4001] {
+        r.sends(&format!("{}:{}", at + 1000, at + 2000));
+        r.gets(&format!("1 ack {at} <sack {}:{}>", at + 1000, at + 2000));
+        r.sends(&format!("{at}:{}", at + 1000));
+        g.takes_all();
+        g.sends(&format!("ack {}", at + 500));
+        r.gets_last(&format!("1 ack {}", at + 500));
+        r.sends(&format!("{}:{}", at + 2000, at + 3000));
+        g.takes_all();
+        g.sends(&format!("ack {}", at + 3000));
+        r.gets_last(&format!("1 ack {}", at + 3000));
+    }
+}
+
 /// SACK blocks above an ACK that stands still are a loss of everything below them to RACK.
 #[test]
 fn life_13_blocks_leave_only_when_nothing_in_order_waits() {
