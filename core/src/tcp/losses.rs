@@ -153,8 +153,8 @@ impl Losses {
         self.forget(guest_una);
     }
 
-    /// R was sent SACK blocks, the first of which begins at `from` and the last ends at `end`, and is
-    /// acknowledged late.
+    /// R was sent SACK blocks, the first of which begins at `from` and the last ends at `end`, and
+    /// is acknowledged late.
     pub(crate) fn note_sacked(&mut self, from: u64, end: u64) {
         let known = self.0.get_or_insert_default();
         known.sacked_from = from; // blocks leave above an ACK of all that lies in order

@@ -498,19 +498,25 @@ impl Model {
 
     /// A successor would find the promised bytes, in pages with the right owner (LIFE-09).
     fn check_record(&self, flow: &Flow, seen: &Seen, arena: &Arena<'_>) {
-        let owed = seen.rcv_nxt.saturating_sub(seen.guest_una);
         let Some(rec) = flow.record() else {
+            let owed = seen.rcv_nxt.saturating_sub(seen.guest_una);
             assert!(owed == 0 && flow.store().held_pages() == 0, "bytes without a record");
             return;
         };
         let record = arena.record(rec).expect("a valid record");
-        let said = (record.rcv_nxt, record.guest_una, record.edge_to_net);
-        let is = (seen.rcv_nxt, seen.guest_una.min(seen.rcv_nxt), seen.edge_to_net);
+        let said = (record.guest_una, record.edge_to_net);
+        let is = (seen.guest_una.min(seen.rcv_nxt), seen.edge_to_net);
         assert_eq!(said, is, "the record lags behind");
+        // Of bytes that are acknowledged late it has those that R was acknowledged (LIFE-12).
+        let shown = self.ack_to[R].min(seen.rcv_nxt);
+        let least = if flow.acknowledges_late() { shown } else { seen.rcv_nxt };
+        let promised = record.rcv_nxt;
+        assert!((least..=seen.rcv_nxt).contains(&promised), "the record lags behind: {promised}");
+        let owed = promised.saturating_sub(seen.guest_una);
         let mut found = 0;
         for (_, page_no, page) in arena.owned_pages().filter(|(id, ..)| *id == rec) {
             let start = page_no * PAGE as u64;
-            let (from, to) = (start.max(seen.guest_una), (start + PAGE as u64).min(seen.rcv_nxt));
+            let (from, to) = (start.max(seen.guest_una), (start + PAGE as u64).min(promised));
             if from < to {
                 let right = &self.bytes[self.index(from)..self.index(to)];
                 let bytes = &arena.page(page)[offset(from - start)..offset(to - start)];
