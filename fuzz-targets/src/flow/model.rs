@@ -166,6 +166,8 @@ pub(super) struct Model {
     pub(super) edge_to_r: u64,
     /// Highest acknowledgement to R that we are answerable for.
     promised: u64,
+    /// R's bytes are acknowledged late (LIFE-12).
+    late: bool,
     /// G was not told yet that the connection is gone.
     pub(super) owed_to_g: bool,
     /// Bytes that were given to G in any way, a FIN like a byte; and the highest that it is
@@ -199,6 +201,7 @@ impl Model {
             tsval_to: [None; 2],
             ack_to: first,
             promised: first[R],
+            late: false,
             edge_to_r: 0,
             got: Spans::default(),
             has: Spans::default(),
@@ -477,6 +480,7 @@ impl Model {
             assert!(self.promised <= self.guest_una || self.reset[R], "a broken promise (INV-03)");
             return;
         };
+        self.late = flow.acknowledges_late();
         self.known.remove_below(seen.guest_una);
         self.trim(seen.guest_una);
         assert!(self.known == seen.held, "taken {:?}, held {:?}", self.known, seen.held);
@@ -541,8 +545,16 @@ impl Model {
 
     /// End of the bytes that R believes delivered, or may soon, and where those G lacks begin.
     pub(super) fn owed(&self) -> (u64, u64) {
-        let end = self.known.run_from(self.guest_una);
+        let held = self.known.run_from(self.guest_una);
+        let end = if self.late { held.min(self.ack_to[R]).max(self.guest_una) } else { held };
         (self.guest_una, if self.lost || self.reset[R] { self.guest_una } else { end })
+    }
+
+    /// Whether a record may say that R was acknowledged this: of bytes that are acknowledged late
+    /// some may have been acknowledged by a frame that has not left.
+    pub(super) fn may_have_promised(&self, end: u64) -> bool {
+        let (_, least) = self.owed();
+        end == least || self.late && (least..=self.known.run_from(self.guest_una)).contains(&end)
     }
 
     /// Bytes that were taken.
