@@ -187,7 +187,7 @@ fn open_tap(config: &UplinkConfig, is_new: bool) -> Result<(File, u32), OpenErro
         let what = format!("cannot open /dev/net/tun: {e}");
         OpenError { is_final: true, ..error(what, fix.into()) }
     })?;
-    let is_made = if_nametoindex(ifname.as_str()).is_err();
+    let before = if_nametoindex(ifname.as_str()).ok();
     sys::tun_attach(&file, ifname, is_new).map_err(|e| match e.raw_os_error() {
         Some(libc::EBUSY) if is_new => {
             let fix = "choose another name, or write the uplink into the file and reload";
@@ -209,9 +209,11 @@ fn open_tap(config: &UplinkConfig, is_new: bool) -> Result<(File, u32), OpenErro
         }
         _ => error(format!("cannot attach to {ifname}: {e}"), make.clone()),
     })?;
-    configure(&file, config, is_made)?; // before a bridge looks at its address
     let index = if_nametoindex(ifname.as_str())
         .map_err(|e| error(format!("{ifname} has gone again: {e}"), make.clone()))?;
+    // The one that was there may have gone in between, and this is another.
+    let is_made = before != Some(index);
+    configure(&file, config, is_made)?; // before a bridge looks at its address
     match join_bridge(config, index) {
         Ok(()) => {}
         // An operator who names the bridge here configured it so before.

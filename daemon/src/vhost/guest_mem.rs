@@ -468,12 +468,17 @@ impl GuestMemory {
     }
 
     /// The mapped bytes from `guest` on, which are about to be used: at least one, at most `len`,
-    /// as far as one region goes.
+    /// as far as one region goes. `None` also if it was found missing.
     #[inline]
     pub(super) fn slice(&self, guest: u64, len: usize) -> Option<VolatileSlice<'_>> {
         let (slice, page) = self.find(guest, len)?;
         if watchdog::searches() {
+            let faults = faults::count();
             self.touch(guest, &slice, page);
+            // There are zeros now, which the kernel would take for the guest's bytes.
+            if faults::count() != faults {
+                return None;
+            }
         }
         Some(slice)
     }
