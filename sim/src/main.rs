@@ -420,7 +420,7 @@ fn mutants(args: MutantsArgs) -> anyhow::Result<ExitCode> {
     let hunt = Hunt { seeds: args.seeds, anew: args.anew, only: args.only, jobs, chance };
     let lost = hunt_all(&root, &dir, &hunt, |line| say!("{line}"))?;
     if lost.is_empty() {
-        say!("every mutation was noticed by the seed and the test of its record");
+        say!("every mutation was noticed by a test of core");
         return Ok(ExitCode::SUCCESS);
     }
     say!("not noticed: {}", lost.join("; "));
