@@ -43,7 +43,11 @@ pub struct PortConfig {
 #[derive(Clone, Debug)]
 pub enum PortKind {
     /// The network. The sources of its frames are believed.
-    Uplink,
+    Uplink {
+        /// The source of frames that leave there in no guest's name: an address of the host that
+        /// no guest has (LIFE-07). `None`: they have the guest's.
+        mac: Option<[u8; 6]>,
+    },
     /// One VM.
     Guest(GuestConfig),
 }
@@ -96,7 +100,17 @@ pub enum Vlans {
 impl PortConfig {
     /// A port to the network.
     pub fn uplink(name: impl Into<String>) -> Self {
-        Self { name: name.into(), kind: PortKind::Uplink, network: String::new() }
+        let kind = PortKind::Uplink { mac: None };
+        Self { name: name.into(), kind, network: String::new() }
+    }
+
+    /// The same uplink, behind which this address is the host's.
+    #[must_use]
+    pub fn with_mac(mut self, address: [u8; 6]) -> Self {
+        if let PortKind::Uplink { mac } = &mut self.kind {
+            *mac = Some(address);
+        }
+        self
     }
 
     /// The port of a VM.
@@ -110,11 +124,20 @@ impl PortConfig {
         Self { network: network.into(), ..self }
     }
 
+    /// The host's own address behind an uplink.
+    #[must_use]
+    pub const fn host_mac(&self) -> Option<[u8; 6]> {
+        match self.kind {
+            PortKind::Uplink { mac } => mac,
+            PortKind::Guest(_) => None,
+        }
+    }
+
     /// The VM's policy, if one is behind the port.
     #[must_use]
     pub const fn as_guest(&self) -> Option<&GuestConfig> {
         match &self.kind {
-            PortKind::Uplink => None,
+            PortKind::Uplink { .. } => None,
             PortKind::Guest(guest) => Some(guest),
         }
     }

@@ -35,7 +35,7 @@ use crate::owners::Owners;
 use crate::port::guest::GuestPort;
 use crate::port::overlay::OverlayPort;
 use crate::port::vhost_user::{PortError, VhostUserConfig, VhostUserPort};
-use crate::port::{Lost, Port, Wanted};
+use crate::port::{Lost, Port, Wanted, uplink_port};
 use crate::sandbox::Sandbox;
 use crate::supervisor::Supervisor;
 use crate::sys;
@@ -377,7 +377,7 @@ pub(crate) fn open(wanted: &Wanted, broker: &Broker) -> Result<Port, OpenFailure
 /// Adds an uplink or overlay. If it cannot be opened yet, for example because its bridge or address
 /// comes later than the daemon, the others still work: its port is there, down, and is tried again.
 fn add_wanted(worker: &mut Worker, wanted: Wanted, broker: &Broker) -> Result<(), StartError> {
-    let config = PortConfig::uplink(wanted.name()).in_network(network_of(wanted.network()));
+    let config = uplink_port(wanted.name(), wanted.network());
     let port = match open(&wanted, broker) {
         Ok(port) => port,
         Err(failure) if failure.is_final => return Err(failure.error),

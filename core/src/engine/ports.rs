@@ -51,6 +51,8 @@ impl Engine<'_> {
         }
         let slot = self.ports.iter().position(Option::is_none).unwrap_or(self.ports.len());
         let id = PortId(u16::try_from(slot).map_err(|_| AddPortError::TooManyPorts)?);
+        let network_hash = network_hash(&config.network);
+        let is_uplink = !config.is_guest();
         let vm = Vm {
             offload: config.as_guest().is_some_and(|g| g.ack_offload),
             congestion_offload: config.as_guest().is_some_and(|g| g.congestion_offload),
@@ -59,7 +61,8 @@ impl Engine<'_> {
             guest_ttl: config.as_guest().and_then(|g| g.guest_ttl),
             budget_pages,
             mtu: config.as_guest().map_or(limits::MTU_DEFAULT, mtu),
-            network_hash: network_hash(&config.network),
+            host_mac: self.host_mac(network_hash),
+            network_hash,
             ..Vm::new(now, name_hash(&config.name))
         };
         let switch = self.networks.join(id, &config.network);
@@ -81,7 +84,30 @@ impl Engine<'_> {
         } else {
             self.ports[slot] = Some(port);
         }
+        if is_uplink {
+            self.settle_host_macs();
+        }
         Ok(id)
+    }
+
+    /// An uplink has come or gone: every VM knows an address of the host in its network (LIFE-07).
+    fn settle_host_macs(&mut self) {
+        for place in 0..self.ports.len() {
+            let Some(port) = self.ports[place].as_ref().filter(|port| port.config.is_guest())
+            else {
+                continue;
+            };
+            let mac = self.host_mac(port.vm.network_hash);
+            if let Some(port) = &mut self.ports[place] {
+                port.vm.host_mac = mac;
+            }
+        }
+    }
+
+    /// The host's address behind the first uplink of the network with this hash.
+    pub(super) fn host_mac(&self, network: u32) -> Option<Mac> {
+        let of_network = |p: &&Port| p.vm.network_hash == network;
+        self.ports.iter().flatten().filter(of_network).find_map(|port| port.config.host_mac())
     }
 
     /// The port and its VM are gone for good (LIFE-05). Remotes with promises are told; drain
@@ -100,8 +126,11 @@ impl Engine<'_> {
         }
         self.syn_cache.remove_port(port.0);
         let slot = self.ports.get_mut(usize::from(port.0));
-        if slot.is_some_and(|slot| slot.take().is_some()) {
+        if let Some(gone) = slot.and_then(Option::take) {
             self.networks.leave(port);
+            if !gone.config.is_guest() {
+                self.settle_host_macs();
+            }
         }
     }
 

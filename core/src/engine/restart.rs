@@ -73,13 +73,14 @@ impl Engine<'_> {
         let network = network.into_iter().find(|name| network_hash(name) == record.network_hash);
         let nobody = network.and_then(|name| self.networks.nobody_in(name, self.ports.len()));
         let Some(PortId(nobody)) = nobody else { return };
+        let host_mac = self.host_mac(record.network_hash);
         let Common { arena, out, ack_list, ready_ports, predicts, .. } = &mut self.common;
         let mut cx = FlowContext {
             now,
             id: FlowId::NONE,
             key: &FlowKey { port: nobody, ..record.key },
             arena,
-            vm: &mut Vm::new(now, record.name_hash),
+            vm: &mut Vm { host_mac, ..Vm::new(now, record.name_hash) },
             features: &None,
             out,
             ack_list,

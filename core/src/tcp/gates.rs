@@ -3,8 +3,11 @@
 //! EMIT-R keeps frames for R consistent with H's promises; EMIT-G makes frames for G look like
 //! those of one remote endpoint. `docs/spec.md` has a table of each; K-01 to K-06 say why.
 
+use core::ops::Range;
+
 use crate::flow::key::FlowKey;
 use crate::port::PortId;
+use crate::switch::Mac;
 use crate::tcp::flow::Flow;
 use crate::tcp::outbound::RemoteSack;
 use crate::tcp::outbound::departures::Departures;
@@ -23,6 +26,9 @@ const ECN_MASK: u8 = 0b11;
 const ECT0: u8 = 0b10;
 /// Both ECN bits: congestion experienced.
 pub(crate) const CE: u8 = 0b11;
+
+/// Of an Ethernet header.
+const SOURCE_MAC: Range<usize> = 6..12;
 
 /// G's bytes in one frame that H sends to R.
 #[derive(Clone, Copy, Debug)]
@@ -75,6 +81,13 @@ impl OutQueue {
         }
         self.made += 1;
         &mut self.places[self.made - 1]
+    }
+
+    /// The frame that was made last has this source.
+    fn set_last_source(&mut self, mac: Mac) {
+        if let Some(made) = self.made.checked_sub(1).and_then(|at| self.places.get_mut(at)) {
+            made.bytes[SOURCE_MAC].copy_from_slice(&mac);
+        }
     }
 
     /// The place of the next frame, valid until the next call of this.
@@ -150,7 +163,18 @@ impl Flow {
     /// that has taken back its window takes none from beyond (K-06).
     pub(super) fn reset_to_net(&mut self, cx: &mut FlowContext<'_, '_>) {
         let seq = self.outbound.reset_seq(self.options.shift_r);
+        self.emit_reset(cx, seq);
+    }
+
+    /// EMIT-R for an RST. While the rings of G are stopped, G may already run on another host, and
+    /// the network would look for it here if a frame had its MAC (LIFE-07).
+    pub(super) fn emit_reset(&mut self, cx: &mut FlowContext<'_, '_>, seq: u64) {
         self.emit_to_net(cx, seq, RST_ACK, None);
+        if cx.features.is_none()
+            && let Some(mac) = cx.vm.host_mac
+        {
+            cx.out.set_last_source(mac);
+        }
     }
 
     /// EMIT-R for any header-only segment. An RST carries ACK but no window to speak of.

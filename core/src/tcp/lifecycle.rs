@@ -8,7 +8,7 @@ use crate::tcp::distance::Distance;
 use crate::tcp::flow::{Flow, State, Why};
 use crate::tcp::timers::Timer;
 use crate::tcp::vm::Vm;
-use crate::tcp::{Fate, FlowContext, RST_ACK};
+use crate::tcp::{Fate, FlowContext};
 use crate::time::Instant;
 use crate::wire::packet::{Tcp, TcpFlags};
 
@@ -363,7 +363,7 @@ impl Flow {
                 self.standing.tell_guest(true);
             } else if self.receiver.acks.may_answer_odd(cx.now, limits::ABORT_RST_INTERVAL) {
                 let seq = tcp.ack.unwrap(self.outbound.sent());
-                self.emit_to_net(cx, seq, RST_ACK, None);
+                self.emit_reset(cx, seq);
             }
         }
         Fate::Drop(DropReason::FlowAborted)

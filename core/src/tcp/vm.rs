@@ -9,6 +9,7 @@ use crate::limits::{
     BUDGET_FOR_FIRST_WINDOWS, FLOODING_PLACES, FLOW_BUFFER_MIN, MTU_DEFAULT, REFUSALS_PER_VM,
     RUNNING_CREDIT_MAX, T_REFUSED, T_UNCONTROLLED, pages_for,
 };
+use crate::switch::Mac;
 use crate::tcp::distance::{Local, Servers};
 use crate::tcp::wanting::Wanting;
 use crate::time::{Duration, Instant};
@@ -133,6 +134,9 @@ pub struct Vm {
     pub acknowledges_late: bool,
     /// Its VMM has hung up, and no other has come: nothing but that is said in its name (INV-19).
     pub is_gone: bool,
+    /// The source of resets that leave while its rings are stopped (LIFE-07). `None`: its network
+    /// has no uplink with a MAC of the host, and nobody is misled by the guest's.
+    pub host_mac: Option<Mac>,
     /// Store pages this VM may reserve (INV-06).
     pub budget_pages: u64,
     /// Store pages its flows have reserved.
@@ -189,6 +193,7 @@ impl Vm {
             flooded_flows: 0,
             draining: false,
             acknowledges_late: false,
+            host_mac: None,
             budget_pages: 0,
             reserved_pages: 0,
             lent_pages: 0,

@@ -123,6 +123,9 @@ pub const fn mac(n: u8) -> [u8; 6] {
     [2, 0, 0, 0, 0, n]
 }
 
+/// The host's own, behind the uplink.
+pub const HOST_MAC: [u8; 6] = mac(99);
+
 impl<'m> World<'m> {
     /// A world around `engine`, with an uplink, a guest port and, if R is a VM, another.
     pub fn new(engine: Engine<'m>, setup: Setup) -> Self {
@@ -139,7 +142,8 @@ impl<'m> World<'m> {
         };
         let turn = Turn::new(TurnConfig::default());
         let world = Self(Rc::new(RefCell::new(Inner { engine, turn, outside })));
-        let uplink = world.add_port(PortConfig::uplink("uplink"), PortFeatures::ALL);
+        let uplink = PortConfig::uplink("uplink").with_mac(HOST_MAC);
+        let uplink = world.add_port(uplink, PortFeatures::ALL);
         world.0.borrow_mut().outside.uplink = uplink;
         world.add_guest("guest", mac(1));
         if setup.remote_is_vm {

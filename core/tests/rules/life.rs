@@ -1,7 +1,7 @@
 //! LIFE-01 to LIFE-11: tables, memory, drivers, guests, daemons and clocks that come and go.
 
-use crate::common::segment::pattern_bytes;
-use crate::common::world::{Peer, mac};
+use crate::common::segment::{Seen, pattern_bytes};
+use crate::common::world::{HOST_MAC, Peer, mac};
 use crate::common::{Setup, Spec, World};
 use crate::{GUEST, flow, from_uplink, sends_segments, warms_up};
 use nightporter_check::event::Event;
@@ -421,6 +421,61 @@ fn life_05_a_rebooted_guest_resets_what_it_does_not_know() {
     assert_eq!(w.state(), Some(State::Abort));
 }
 
+/// The source of a frame.
+fn source(seen: &Seen) -> [u8; 6] {
+    seen.packet.eth.src
+}
+
+#[test]
+fn life_07_a_reset_for_a_vm_whose_rings_are_stopped_has_an_address_of_the_host() {
+    let (w, r, g) = Setup::new().established();
+    g.stops(0);
+    r.sends("1:1001");
+    assert_eq!(source(&r.gets("1 ack 1001")), mac(1));
+    w.happens(Event::Destroyed(0));
+    w.engine(|e, now| {
+        e.set_port_features(now, GUEST, None);
+        e.handle_guest_gone(now, GUEST);
+    });
+    assert_eq!(source(&r.gets("R. 1 ack 1001")), HOST_MAC);
+    w.after_ms(1000);
+    r.sends("1001:2001 ack 1"); // it was under way: the reset is repeated
+    assert_eq!(source(&r.gets("R. 1 ack 1001")), HOST_MAC);
+}
+
+/// Switches know where it is.
+#[test]
+fn life_07_a_reset_for_a_vm_that_runs_has_its_own_address() {
+    let (w, r, g) = Setup::new().established();
+    warms_up(&r, &g);
+    r.sends("1001:2001");
+    r.takes_all();
+    g.takes_all();
+    g.sends("R 1");
+    assert_eq!(source(&r.gets("R. 1 ack 2001")), mac(1));
+    w.engine(|e, now| e.remove_port(now, PortId(0)));
+    assert_eq!(w.engine(|e, _| e.vm(GUEST).and_then(|vm| vm.host_mac)), None);
+}
+
+#[test]
+fn life_07_the_resets_of_a_successor_have_an_address_of_the_host() {
+    for is_known in [true, false] {
+        let setup = Setup::new();
+        let mut memory = three_flows_owe_bytes(&setup);
+        if !is_known {
+            forget_vm(&mut memory);
+        }
+        let w = setup.reopens_in(memory.as_mut_bytes());
+        w.set_features(GUEST, None);
+        let pairs: Vec<_> = (0..3).map(|_| w.pair(&setup)).collect();
+        (0..3).for_each(|conn| w.set_lenient(conn, true));
+        assert_eq!(w.engine(|e, now| e.handle_restart(now)), 3);
+        for (r, _) in &pairs {
+            assert_eq!(source(&r.gets("R. 1 ack 1001")), HOST_MAC, "known {is_known}");
+        }
+    }
+}
+
 /// Four connections of a VM, of which one is told at once what all of them are told: the last of
 /// them in the fourth turn.
 fn told_one_by_one() -> (World<'static>, (Peer<'static>, Peer<'static>)) {
@@ -693,6 +748,17 @@ fn three_flows_owe_bytes(setup: &Setup) -> Vec<u64> {
     memory
 }
 
+/// Its flows are of another VM now, which does not exist.
+fn forget_vm(memory: &mut [u64]) {
+    let mut arena = Arena::open(memory.as_mut_bytes()).expect("an arena");
+    let ids: Vec<_> = arena.records().collect();
+    for (id, record) in ids {
+        arena.free_record(id);
+        let other = Record { name_hash: record.name_hash ^ 1, ..record };
+        arena.alloc_record(&other).expect("room");
+    }
+}
+
 #[test]
 fn life_09_a_lower_flow_limit_after_the_restart_hides_no_broken_promise() {
     let setup = Setup::new();
@@ -730,14 +796,7 @@ fn life_09_a_second_restart_tells_them_again_and_counts_them_no_more() {
 fn inv_21_remotes_of_a_vm_that_is_not_there_after_the_restart_are_told() {
     let setup = Setup::new();
     let mut memory = three_flows_owe_bytes(&setup);
-    let mut arena = Arena::open(memory.as_mut_bytes()).expect("an arena");
-    let ids: Vec<_> = arena.records().collect();
-    for (id, record) in ids {
-        arena.free_record(id);
-        let other = Record { name_hash: record.name_hash ^ 1, ..record };
-        arena.alloc_record(&other).expect("room");
-    }
-    drop(arena);
+    forget_vm(&mut memory);
     let w = setup.reopens_in(memory.as_mut_bytes());
     let pairs: Vec<_> = (0..3).map(|_| w.pair(&setup)).collect();
     assert_eq!(w.engine(|e, now| e.handle_restart(now)), 3);

@@ -19,7 +19,6 @@ use super::words::{Answer, Channel, Given, JOIN, OPEN, REQUEST, Refusal, TO_ENLA
 use crate::config::UplinkConfig;
 use crate::port::overlay::{RECEIVE_BYTES, SEND_BYTES};
 use crate::port::tap::{OpenError, join_bridge, open_file};
-use crate::port::tap_address;
 
 /// How many taps that were made for commands there may be.
 const MADE_MAX: usize = 1024;
@@ -56,7 +55,6 @@ pub(super) fn run(rules: Rules, has_macvtap: bool, daemon: &Channel) -> ! {
     let _ = set_name(c"np-uplinks"); // for `ps`
     // If it has ended already, its end of the channel has.
     let _ = set_pdeathsig(Signal::SIGKILL);
-    tap_address::know_host(rules.path());
     let ready = shut(rules.path(), has_macvtap).map(|()| None).map_err(Refusal::from);
     let mut process = Process { rules, daemon, made: Made::default() };
     if daemon.say(&ready).is_ok() && ready.is_ok() {

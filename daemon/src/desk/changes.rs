@@ -16,6 +16,7 @@ use crate::change::{Job, Prepared, Preparer, Refusal, Running, Setting, Step};
 use crate::charges;
 use crate::config::{Config, OverlayConfig, VmConfig};
 use crate::port::guest::GuestPort;
+use crate::port::uplink_port;
 use crate::port::vhost_user::VhostUserPort;
 use crate::port::{Port, Wanted};
 use crate::start::{device_of, network_of, policy_of, toe_of};
@@ -262,16 +263,14 @@ impl Desk {
             }
             Step::AddOverlay(overlay) => {
                 let opened = taken(&mut prepared.overlays, &overlay.name).ok_or("no socket")?;
-                let network = network_of(&overlay.network);
-                let config = PortConfig::uplink(&overlay.name).in_network(network);
+                let config = uplink_port(&overlay.name, &overlay.network);
                 let added = path.add_port(now, epoll, opened, config);
                 added.map_err(|e| format!("overlay {}: {e:?}", overlay.name))?;
                 self.mend(now, path); // it may have small buffers
             }
             Step::AddUplink(uplink) => {
                 let tap = taken(&mut prepared.taps, &uplink.name).ok_or("no interface")?;
-                let config =
-                    PortConfig::uplink(&uplink.name).in_network(network_of(&uplink.network));
+                let config = uplink_port(&uplink.name, &uplink.network);
                 let added = path.add_port(now, epoll, Port::Uplink(tap), config);
                 added.map_err(|e| format!("uplink {}: {e:?}", uplink.name))?;
                 self.handle_links(now, path);

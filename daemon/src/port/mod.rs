@@ -14,6 +14,7 @@ pub mod vhost_user;
 use std::os::fd::BorrowedFd;
 
 use nightporter_core::drops::DropReason;
+use nightporter_core::port::PortConfig;
 use nightporter_core::time::Instant;
 use nightporter_core::turn::{Received, Sent};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
@@ -23,6 +24,12 @@ use guest::GuestPort;
 use overlay::OverlayPort;
 use tap::TapPort;
 use vhost_user::VhostUserStats;
+
+/// The engine's port for the uplink or overlay `name` of a network, or of the first one.
+pub(crate) fn uplink_port(name: &str, network: &Option<String>) -> PortConfig {
+    let network = network.as_deref().unwrap_or_default();
+    PortConfig::uplink(name).with_mac(tap_address::of_own_end(name)).in_network(network)
+}
 
 /// A port of the switch.
 #[derive(Debug)]

@@ -37,6 +37,15 @@ pub(crate) fn of(name: &str) -> [u8; 6] {
     on_host(*IDENTITY.get_or_init(|| identity(Path::new(""))), name)
 }
 
+/// The address of the daemon's own end of the uplink or overlay `name`: the source of frames that
+/// it sends in no guest's name. It is not that of a tap itself, because a Linux bridge reports a
+/// frame from there as a loop ("with own address as source address", `br_fdb_update`).
+pub(crate) fn of_own_end(name: &str) -> [u8; 6] {
+    let mut address = of(name);
+    address[0] ^= 4;
+    address
+}
+
 fn on_host(identity: u64, name: &str) -> [u8; 6] {
     let [a, b, c, d, e, ..] = XxHash64::oneshot(identity, name.as_bytes()).to_le_bytes();
     [0xfe, a, b, c, d, e]
@@ -45,6 +54,13 @@ fn on_host(identity: u64, name: &str) -> [u8; 6] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::port::uplink_port;
+
+    #[test]
+    fn life_07_the_daemons_own_end_of_an_uplink_has_an_address_that_no_port_of_a_bridge_has() {
+        let mac = uplink_port("np0", &None).host_mac().expect("an address");
+        assert_eq!((mac[0], &mac[1..]), (0xfa, &of("np0")[1..]));
+    }
 
     #[test]
     fn an_address_is_the_same_in_each_version_and_another_for_each_name_and_daemon() {

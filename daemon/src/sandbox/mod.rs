@@ -29,6 +29,7 @@ use crate::broker::dialer::{Dialer, Held};
 use crate::charges;
 use crate::config::{Config, RegistryConfig, Source, ToeConfig};
 use crate::owners::Owners;
+use crate::port::tap_address;
 use crate::sleeps::Eye;
 use crate::start::{StartError, error, proof_of, registry_of};
 use crate::supervisor::Supervisor;
@@ -71,6 +72,7 @@ pub fn enter(config: &Config, source: &Source) -> Result<Sandbox, StartError> {
     // A core dump would contain guests' data.
     let _ = set_dumpable(false);
     sys::let_children_go().map_err(|e| error(e, "report this"))?;
+    tap_address::know_host(&source.path); // for the broker, too
     // Before the others, so that it has nothing of that one's; and all before there are secrets.
     let addresses = |it: &RegistryConfig| it.etcd.iter().map(|it| it.address).collect::<Vec<_>>();
     let connector = config.registry.as_ref().map(|it| Connector::start(&addresses(it)));
