@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::history::BASE;
+use crate::wire::Tcp;
 
 /// R or G; the other one is `Side::other`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -90,6 +91,8 @@ pub struct End {
     pub(crate) told_of: u64,
     /// See `ack_to`.
     pub tsval_to: Option<u32>,
+    /// It has sent a segment without timestamps, though they may have been agreed on.
+    pub(crate) lacks_clock: bool,
     /// End of the bytes that it was sent, SYN and FIN counted.
     pub end_to: u64,
     /// It was sent an RST.
@@ -131,6 +134,7 @@ impl End {
             edge_to: BASE,
             told_of: BASE,
             tsval_to: None,
+            lacks_clock: false,
             end_to: BASE,
             reset_to: false,
             frames_to: 0,
@@ -140,6 +144,12 @@ impl End {
             acked_before: BTreeSet::new(),
             copies: BTreeMap::new(),
         }
+    }
+
+    /// It has sent a segment that is no SYN.
+    pub(crate) fn note_clock(&mut self, tcp: &Tcp) {
+        self.tsvals.extend(tcp.options.timestamps.map(|ts| ts.tsval));
+        self.lacks_clock |= tcp.options.timestamps.is_none() && !tcp.flags.rst();
     }
 
     /// It is sent an ACK of `ack` that shows `edge`. `anew`: what it was shown before counts no

@@ -344,9 +344,7 @@ impl History {
             return None;
         }
         self.end_mut(from).bytes += u64::from(tcp.payload_len);
-        if let Some(ts) = tcp.options.timestamps {
-            self.end_mut(from).tsvals.insert(ts.tsval);
-        }
+        self.end_mut(from).note_clock(tcp);
         if !self.is_open() {
             return None;
         }

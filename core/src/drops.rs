@@ -68,7 +68,7 @@ drop_reasons! {
     FlowAborted = "flow_aborted",
     /// The TCP segment has a combination of flags that no conforming sender makes (COM-06).
     BadFlags = "bad_flags",
-    /// PAWS: the timestamp is missing, or older than one seen before (RFC 7323 section 5).
+    /// PAWS: the timestamp is older than one seen before (RFC 7323 section 5).
     Paws = "paws",
     /// The sequence range is outside the window that the host advertised (SNOOP-02).
     OutOfWindow = "out_of_window",

@@ -73,8 +73,8 @@ pub(crate) fn on_segment_from_net(h: &mut History, tcp: &Tcp, seq: u64, end: u64
         return false;
     }
     let ack_to = h.end(Side::R).ack_to;
-    if h.timestamps() {
-        let Some(ts) = tcp.options.timestamps else { return false };
+    // One without a timestamp is taken (`tcp_validate_incoming` of Linux 6.18).
+    if let Some(ts) = tcp.options.timestamps.filter(|_| h.timestamps()) {
         let age = h.acceptable.age(ts.tsval);
         if age > AGE_MAX {
             return false;

@@ -207,19 +207,16 @@ impl Flow {
         }
     }
 
-    /// RFC 7323 section 5: a segment without a timestamp, or with an old one, is not R's.
+    /// RFC 7323 section 5: a segment with an old timestamp is not R's. One without a timestamp is
+    /// (SNOOP-04).
     fn paws(&mut self, cx: &mut FlowContext<'_, '_>, f: &Frame<'_>) -> Result<(), DropReason> {
         let tcp = f.tcp;
-        if !self.options.timestamps || tcp.flags.contains(TcpFlags::RST) {
+        let Some(ts) = tcp.options.timestamps.filter(|_| self.options.timestamps) else {
+            return Ok(());
+        };
+        if tcp.flags.contains(TcpFlags::RST) {
             return Ok(());
         }
-        let Some(ts) = tcp.options.timestamps else {
-            // A SYN without a timestamp comes from an R that knows nothing of this connection, and
-            // gets a challenge ACK. Behind a malformed option the timestamp may be there and not be
-            // found (COM-04).
-            let excused = tcp.flags.contains(TcpFlags::SYN) || needs_verbatim(f);
-            return if excused { Ok(()) } else { Err(DropReason::Paws) };
-        };
         if !self.timestamps.is_current(cx.now, ts.tsval, limits::PAWS_TICKS) {
             match tcp.payload_len {
                 0 => self.challenge_ack(cx),

@@ -20,6 +20,7 @@ mod guest_frames;
 mod guest_recovery;
 mod handshake;
 mod late;
+mod liberal;
 mod life;
 mod live_flow;
 mod sec;

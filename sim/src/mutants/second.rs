@@ -351,10 +351,6 @@ mutations! { SECOND:
     "self.options.ecn && ip.tos & ECN_MASK == CE"
     => "ip.tos & ECN_MASK == CE";
 
-    "a segment without the timestamp that was agreed is taken", "SNOOP-04", "paws",
-    "return if [[excused]] { Ok(()) } else { Err(DropReason::Paws) };"
-    => "true";
-
     "a segment without ACK is taken", "SNOOP-03", "on_segment_from_net",
     "!tcp.flags.contains(TcpFlags::ACK)"
     => "false";

@@ -519,8 +519,8 @@ impl World<'_> {
             2 => forged.seq = (next - far).0,
             3 => (forged.seq, forged.flags) = ((next + far).0, TcpFlags::RST),
             4 => forged.ack = (tcp.ack + far).0,
-            7 if forged.timestamps.is_some() => forged.timestamps = None,
-            7 => spoil = true,
+            // In the window every stack takes it (SNOOP-04).
+            7 => (forged.timestamps, forged.seq) = (None, (next + far).0),
             8 => forged.flags = TcpFlags::NONE,
             9 => (forged.seq, forged.flags) = ((next + IN_WINDOW).0, TcpFlags::RST),
             10 => (forged.seq, forged.flags) = ((next + IN_WINDOW).0, TcpFlags::SYN),

@@ -72,9 +72,6 @@ impl Conn {
             }
             return false;
         }
-        if self.agreed.timestamps && s.timestamps.is_none() && !s.flags.rst() {
-            return false;
-        }
         // `tcp_sequence`.
         let edge = self.recv.edge();
         let end = s.end + i64::from(s.flags.fin());

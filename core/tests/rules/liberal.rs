@@ -1,0 +1,86 @@
+//! What a current Linux takes or answers, the host takes or answers, too: SNOOP-04, and the table
+//! "Where Linux takes more" of the specification.
+
+use crate::common::Setup;
+use crate::common::world::Peer;
+use crate::{flow, warms_up};
+use nightporter_core::drops::DropReason;
+use nightporter_core::engine::Verdict;
+use nightporter_core::tcp::flow::State;
+
+/// Timestamps were agreed on; R's last one is 1000 of its clock, and G's stream stands at 1.
+fn warm(setup: &Setup) -> (crate::World<'static>, Peer<'static>, Peer<'static>) {
+    let (w, r, g) = setup.clone().small().established();
+    w.after_ms(1000);
+    warms_up(&r, &g);
+    (w, r, g)
+}
+
+#[test]
+fn snoop_04_a_keepalive_without_a_timestamp_is_answered() {
+    for keepalive in ["1000 ack 1 <nots>", "1000:1001 ack 1 <nots>"] {
+        // G owes nothing, so it is asked itself.
+        let (w, r, g) = warm(&Setup::new());
+        w.after_ms(10_000);
+        assert!(matches!(r.sends(keepalive), Verdict::Forward(_)), "{keepalive}");
+        g.gets_last(keepalive);
+        g.sends("1 ack 1001");
+        r.gets("1 ack 1001 <ts - 1000>");
+        // It is off its core and is owed bytes: H answers.
+        let (_w, r, g) = warm(&Setup::new());
+        g.stops(0);
+        r.sends("1001:2001");
+        r.takes_all();
+        r.sends(&keepalive.replace("1000:1001", "2000:2001").replace("1000 ", "2000 "));
+        r.gets_last("1 ack 2001");
+    }
+}
+
+#[test]
+fn snoop_04_data_without_a_timestamp_is_taken_and_the_echo_stays() {
+    let (_w, r, g) = warm(&Setup::new());
+    r.sends("1001:2001 ack 1 <ts 1100>");
+    r.gets("1 ack 2001 <ts - 1100>");
+    assert_eq!(r.sends("2001:3001 ack 1 <nots>"), Verdict::Absorbed);
+    r.gets("1 ack 3001 <ts - 1100>");
+    // In front of it something is missing.
+    assert_eq!(r.sends("4001:5001 ack 1 <nots>"), Verdict::Absorbed);
+    r.gets("1 ack 3001 <sack 4001:5001>");
+    r.sends("3001:4001 ack 1 <nots>");
+    r.gets("1 ack 5001 <ts - 1100>");
+    // G gets the bytes with R's newest clock.
+    let seen = g.takes_all();
+    assert!(seen.iter().all(|s| s.tcp().options.timestamps.is_some()));
+    assert_eq!(seen.iter().map(|s| s.payload().len()).sum::<usize>(), 4000);
+    // PAWS stands for those that have one.
+    assert_eq!(r.is_forged("5001:6001 ack 1 <ts 1098>"), Verdict::Drop(DropReason::Paws));
+}
+
+#[test]
+fn snoop_04_an_ack_and_a_fin_without_a_timestamp_are_taken() {
+    let (w, r, g) = warm(&Setup::new());
+    g.sends("1:1001 ack 1001");
+    r.takes_all();
+    r.sends("1001 ack 1001 <nots>");
+    g.gets("1001 ack 1001 <nots>");
+    g.stops(0);
+    r.sends("F. 1001:1101 ack 1001 <nots>");
+    r.gets("1001 ack 1101");
+    g.runs();
+    g.gets("F. 1001:1101 ack 1001");
+    g.sends("1001 ack 1102");
+    r.gets("1001 ack 1102");
+    assert_eq!(flow(&w, nightporter_core::tcp::flow::Flow::state), State::On);
+}
+
+#[test]
+fn snoop_04_an_ack_without_a_timestamp_frees_what_h_sends_for_the_guest() {
+    let (w, r, g) = warm(&Setup { floods: true, ..Setup::new() });
+    for n in 0..5_i64 {
+        g.sends(&format!("{}:{} ack 1001", 1 + 1000 * n, 1001 + 1000 * n));
+    }
+    r.takes_all();
+    r.sends("1001 ack 5001 <nots>");
+    g.gets_last("ack 5001");
+    assert_eq!(flow(&w, |f| f.stats().net_una - f.stats().net_nxt), 0);
+}
