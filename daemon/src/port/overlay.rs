@@ -33,6 +33,7 @@ use super::shared::{Filled, Seat, Shared, Sockets};
 
 use crate::config::OverlayConfig;
 use crate::config::overlay::{PEERS_MAX, may_be_peer};
+use crate::sys;
 
 /// Sockets to send from: as many links can share the flows. A power of two.
 const SENDERS: usize = 16;
@@ -505,6 +506,7 @@ fn receiver(local: SocketAddr) -> io::Result<UdpSocket> {
         option::set_ip_recvtos(&socket, true)?;
     } else {
         option::set_ipv6_recvtclass(&socket, true)?;
+        sys::take_without_checksum(&socket)?;
     }
     // As much as net.core.rmem_max allows; the broker can do more.
     option::set_socket_recv_buffer_size(&socket, RECEIVE_BYTES)?;

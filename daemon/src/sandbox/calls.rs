@@ -95,11 +95,12 @@ const COMMANDS: [libc::c_int; 7] = [
 
 /// Levels and names of the options that overlays and `closer` set (socket(7), udp(7), ip(7),
 /// ipv6(7)). Others make packet filters, attach programs, or speak for addresses of others.
-const SET_OPTIONS: [(libc::c_int, libc::c_int); 8] = [
+const SET_OPTIONS: [(libc::c_int, libc::c_int); 9] = [
     (libc::SOL_SOCKET, libc::SO_LINGER),
     (libc::SOL_SOCKET, libc::SO_RCVBUF),
     (libc::SOL_SOCKET, libc::SO_SNDBUF),
     (libc::SOL_UDP, libc::UDP_GRO),
+    (libc::SOL_UDP, libc::UDP_NO_CHECK6_RX),
     (libc::IPPROTO_IP, libc::IP_RECVTOS),
     (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER),
     (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS),
@@ -398,6 +399,7 @@ mod tests {
         let option = |call, level: i32, name: i32| can(call, &[3, level.into(), name.into()]);
         let (set, get) = (libc::SYS_setsockopt, libc::SYS_getsockopt);
         assert!(option(set, libc::SOL_UDP, libc::UDP_GRO));
+        assert!(option(set, libc::SOL_UDP, libc::UDP_NO_CHECK6_RX));
         assert!(option(get, libc::IPPROTO_IPV6, libc::IPV6_MTU));
         // Of packet filters, set and read (linux/netfilter_ipv4/ip_tables.h and its like for IPv6).
         for name in [64, 65, 67, 68, 69] {

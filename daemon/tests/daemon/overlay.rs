@@ -437,8 +437,12 @@ pub(crate) fn host_with_lan(namespace: &Namespace, dir: &Dir, overlay: &str, n: 
 /// The kernel's own tunnel endpoint on host b. On a machine without it `make test` skips the tests
 /// that need it.
 fn vxlan_device(b: &Namespace, more: &str) {
+    vxlan_device_of(b, 1450, ["192.0.2.2", "192.0.2.1"], more);
+}
+
+fn vxlan_device_of(b: &Namespace, mtu: u16, [local, remote]: [&str; 2], more: &str) {
     b.ip(&format!(
-        "link add vx0 mtu 1450 type vxlan id {VNI} dstport 4789 local 192.0.2.2 remote 192.0.2.1\
+        "link add vx0 mtu {mtu} type vxlan id {VNI} dstport 4789 local {local} remote {remote}\
          {more}"
     ));
     b.ip("addr add 10.9.0.2/24 dev vx0");
@@ -494,6 +498,24 @@ fn tcp_goes_to_and_from_the_kernels_vxlan_device_with_all_offloads() {
         let (near, far) = connect(&b, &a, "fd09::1");
         carry(&near, &far);
         carry(&far, &near);
+        nothing_was_wrong(&host);
+    }
+}
+
+/// RFC 7348 section 5: datagrams without a checksum are taken, over IPv6, too.
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn tcp_goes_to_and_from_the_kernels_vxlan_device_over_ipv6() {
+    for checksums in [" udp6zerocsumtx", " udp6zerocsumtx udp6zerocsumrx", ""] {
+        let (a, b) = two_hosts();
+        let dir = Dir::new();
+        let host = host_with_lan(&a, &dir, &overlay("fd02::1", "\"fd02::2\""), 1);
+        a.ip("link set np0 mtu 1430");
+        vxlan_device_of(&b, 1430, ["fd02::2", "fd02::1"], checksums);
+        for (near, far) in [connect(&a, &b, "10.9.0.2"), connect(&b, &a, "fd09::1")] {
+            carry(&near, &far);
+            carry(&far, &near);
+        }
         nothing_was_wrong(&host);
     }
 }
