@@ -1,7 +1,7 @@
-//! System calls that no crate wraps safely: tap and interface ioctls, an option of UDP sockets, the real-time scheduler, the
-//! mapping of the arena, the content of core dumps, a second process, guest memory that goes to a
-//! socket or comes from one, and the handlers of SIGBUS and SIGSYS. The rest of the daemon has no
-//! `unsafe`.
+//! System calls that no crate wraps safely: tap and interface ioctls, an option of UDP sockets, the
+//! real-time scheduler, the mapping of the arena, the content of core dumps, a second process,
+//! guest memory that goes to a socket or comes from one, and the handlers of SIGBUS and SIGSYS. The
+//! rest of the daemon has no `unsafe`.
 
 use std::collections::BTreeSet;
 use std::fs::File;
