@@ -33,6 +33,8 @@ pub enum Event {
     Killed(u16, u16, u16),
     /// The guest's driver has set its device up again.
     DriverReset(u16),
+    /// Its VMM has hung up, and it may be on another host (LIFE-16), until its driver is there.
+    Awaited(u16),
     /// And it is there again.
     DriverBack(u16),
     /// From here on nothing is lost and there are no faults.
@@ -53,6 +55,7 @@ impl Event {
             | Self::Resumed(g)
             | Self::Killed(g, ..)
             | Self::DriverReset(g)
+            | Self::Awaited(g)
             | Self::DriverBack(g) => Some(g),
         }
     }

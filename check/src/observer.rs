@@ -93,6 +93,8 @@ pub struct Observer<S> {
     /// Flows that the engine has an entry for, as far as is known.
     tracked: BTreeSet<FlowName>,
     destroyed: Vec<bool>,
+    /// Those that may be on another host.
+    awaited: Vec<bool>,
     /// See [`Setting::is_crowd`].
     is_crowd: bool,
     /// Guests that do not run.
@@ -123,6 +125,7 @@ impl<S: Setting> Observer<S> {
             touched: Vec::new(),
             tracked: BTreeSet::new(),
             destroyed: vec![false; guests],
+            awaited: vec![false; guests],
             is_crowd: setting.is_crowd(),
             paused: vec![false; guests],
             silent_since: vec![None; guests],
@@ -158,6 +161,9 @@ impl<S: Setting> Observer<S> {
         let Some((name, from_guest)) = t.packet.and_then(|p| self.setting.flow_of(p, t.tap)) else {
             return Ok(());
         };
+        if t.tap == Tap::FromNet && self.awaited[usize::from(name.guest)] {
+            return Ok(()); // as if it had been lost before (LIFE-16)
+        }
         self.any_flow |= tcp.flags.syn(); // a new entry may take the place of an old one
         let Some(h) = history_of(&mut self.flows, &self.setting, name, tcp) else {
             return Ok(());
@@ -213,7 +219,7 @@ impl<S: Setting> Observer<S> {
         let gated = unchanged.is_none();
         let o = h.out(t, to, gated, ip, tcp);
         let guest = usize::from(name.guest);
-        let gone = self.destroyed[guest];
+        let gone = self.destroyed[guest] || self.awaited[guest];
         let whole = if gated { checksums::on_out(&t.hdr, t.bytes, ip) } else { Ok(()) };
         let from_guest = to == Side::R || h.opaque;
         if whole.is_err() && (from_guest && h.streams.is_none() || !h.was_on) {
@@ -346,7 +352,9 @@ impl<S: Setting> Observer<S> {
             h.spare = self.spare[usize::from(name.guest)];
             let clock = &mut self.clocks[usize::from(name.guest)];
             clock.on_worker(view.worker_runs_since);
-            quality::on_step(h, now, clock).map_err(|(rule, what)| wrong(rule)(what))?;
+            if !self.awaited[usize::from(name.guest)] {
+                quality::on_step(h, now, clock).map_err(|(rule, what)| wrong(rule)(what))?;
+            }
             let parked = flow.is_some_and(|flow| flow.is_parked());
             parked::on_step(h, now, parked).map_err(wrong(Rule::Parked))?;
             let is_late = flow.is_some_and(|flow| flow.acknowledges_late());
@@ -371,6 +379,12 @@ impl<S: Setting> Observer<S> {
         if matches!(event, Event::Crashed | Event::Migrated(_)) {
             self.go_since.fill(None); // another engine, which says it anew
         }
+        if let Some(g) = event.guest() {
+            let awaited = &mut self.awaited[usize::from(g)];
+            let ends =
+                matches!(event, Event::Rebooted(_) | Event::Migrated(_) | Event::DriverBack(_));
+            *awaited = matches!(event, Event::Awaited(_)) || (*awaited && !ends);
+        }
         match event {
             Event::Crashed => self.on_crash(),
             Event::Restarted { arena } => self.on_restart(now, arena),
@@ -387,7 +401,7 @@ impl<S: Setting> Observer<S> {
                     h.tell_by[1] = None;
                 }
             }
-            Event::Healed | Event::DriverBack(_) => {}
+            Event::Healed | Event::Awaited(_) | Event::DriverBack(_) => {}
             Event::Rebooted(g) => {
                 for (_, h) in self.flows.iter_mut().filter(of(g)) {
                     h.tell_by = [None; 2];

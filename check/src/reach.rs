@@ -93,9 +93,12 @@ impl Happening {
             Event::Offload(_, true) => 8,
             Event::Crashed => 9,
             // A daemon that is back knows of no flow; one that was killed meets an RST.
-            Event::Restarted { .. } | Event::Killed(..) | Event::DriverBack(_) | Event::Healed => {
-                return None;
-            }
+            // And a VMM that hangs up has just reset its driver.
+            Event::Restarted { .. }
+            | Event::Killed(..)
+            | Event::Awaited(_)
+            | Event::DriverBack(_)
+            | Event::Healed => return None,
         };
         Some(Self(OTHERS + row))
     }

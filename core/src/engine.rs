@@ -25,6 +25,7 @@
 mod frames;
 mod polls;
 mod ports;
+mod presence;
 mod rates;
 mod restart;
 mod staged;
@@ -197,6 +198,7 @@ impl<'m> Engine<'m> {
         port: PortId,
         features: Option<PortFeatures>,
     ) {
+        self.settle_presence(now, port, features.is_some());
         let Some(p) = self.port_mut(port) else { return };
         let before = std::mem::replace(&mut p.features, features);
         // The ring stays if the driver only agrees on other features. Otherwise its frames are
@@ -207,16 +209,8 @@ impl<'m> Engine<'m> {
         }
         if before.is_none() && features.is_some() {
             self.walk(now, Deed::RingReset, port);
-            self.set_gone(port, false);
+            self.welcome(port);
         }
-    }
-
-    /// The VM behind `port` is gone, the port stays (the VMM hung up; LIFE-05): its link is down,
-    /// and no other VM is to be let in while it [ends](Self::is_ending).
-    pub fn handle_guest_gone(&mut self, now: Instant, port: PortId) {
-        self.set_gone(port, true);
-        self.walk(now, Deed::End, port);
-        self.networks.of_mut(port).forget_learned(now, port);
     }
 
     /// Resets all flows of this VM, and tells their remotes now, because the promised bytes will

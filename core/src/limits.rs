@@ -302,6 +302,8 @@ pub const T_UNCONTROLLED: Duration = Duration::from_secs(10);
 pub const LIMIT_DEBT_MAX: Duration = Duration::from_millis(50);
 /// Keepalives of R are answered for a silent G this long (T_alive, SNOOP-36).
 pub const T_ALIVE: Duration = Duration::from_secs(10);
+/// A VM whose front-end has gone is waited for this long, before its remotes are told (LIFE-16).
+pub const T_AWAITED: Duration = Duration::from_secs(2);
 /// Window probes of R are answered for a paused G this long (T_paused, LIFE-05).
 pub const T_PAUSED: Duration = Duration::from_secs(60);
 /// R's RST waits this much running time behind the store (T_rst, SNOOP-15).

@@ -1,4 +1,5 @@
-//! INV-19, no answer for the dead: only RSTs in the name of a guest that is destroyed, and no
+//! INV-19, no answer for the dead: only RSTs in the name of a guest that is destroyed or may be on
+//! another host (LIFE-16), and no
 //! answer to a question in the name of one that has been silent for longer than `T_paused`. Data
 //! that R repeats is acknowledged again, because that was promised.
 

@@ -74,11 +74,9 @@ impl Engine<'_> {
         if self.common.out.departures.is_asleep() && !self.rates.any() && !self.walks.any() {
             return flows; // nearly always
         }
-        if self.walks.any() {
-            return Some(Instant::ZERO); // at once
-        }
         let departures = self.common.out.departures.next();
-        flows.into_iter().chain(departures).chain(self.rates.next()).min()
+        let rare = self.rates.next().into_iter().chain(self.walks.next());
+        flows.into_iter().chain(departures).chain(rare).min()
     }
 
     /// The next frame the engine made itself (ACK, RST, probe, window update), routed to a port.

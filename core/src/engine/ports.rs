@@ -9,7 +9,7 @@ use crate::port::{GuestConfig, PortConfig, PortId, PortKind};
 use crate::store::arena::ArenaSize;
 use crate::store::record::{name_hash, network_hash};
 use crate::switch::Mac;
-use crate::tcp::vm::Vm;
+use crate::tcp::vm::{Presence, Vm};
 use crate::time::Instant;
 use crate::wire::packet::Eth;
 
@@ -114,13 +114,14 @@ impl Engine<'_> {
     /// `poll_transmit` before the next call. See [`Self::prepare_removal`].
     pub fn remove_port(&mut self, now: Instant, port: PortId) {
         self.walks.forget(Some(port), |_| true);
+        self.walks.stop_waiting(port);
         self.settle_prediction();
         self.abort_flows(now, port);
         self.networks.of_mut(port).forget_learned(now, port);
         for class in [Class::Unproven, Class::Live, Class::Spent] {
             self.for_each(port, class, |engine, id| engine.remove_flow(id));
         }
-        self.set_gone(port, false); // whoever gets its number is there
+        self.set_presence(port, Presence::Here); // whoever gets its number is there
         for way in [Direction::FromGuest, Direction::ToGuest] {
             self.set_rate_limit(now, port, way, None);
         }
@@ -176,7 +177,7 @@ impl Engine<'_> {
                 self.abort_flows(now, port);
             }
             if self.port_mut(port).is_some_and(|p| p.features.is_some()) {
-                self.set_gone(port, false); // see `prepare_move`
+                self.set_presence(port, Presence::Here); // see `prepare_move`
             }
         }
         set

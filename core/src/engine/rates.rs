@@ -13,6 +13,7 @@ use crate::engine::walks::Deed;
 use crate::engine::{Engine, Verdict};
 use crate::limits::{LIMIT_DEBT_MAX, MTU_DEFAULT};
 use crate::port::PortId;
+use crate::tcp::vm::Presence;
 use crate::time::{Duration, Instant};
 
 /// Which of a VM's two directions.
@@ -128,9 +129,9 @@ impl Engine<'_> {
     }
 
     /// The VM of `port` has gone, or one is there again: H sends nothing that it has handed over.
-    pub(super) fn set_gone(&mut self, port: PortId, is_gone: bool) {
+    pub(super) fn set_presence(&mut self, port: PortId, presence: Presence) {
         let Some(p) = self.port_mut(port) else { return };
-        if std::mem::replace(&mut p.vm.is_gone, is_gone) != is_gone {
+        if std::mem::replace(&mut p.vm.presence, presence) != presence {
             self.settle_hold(port, Direction::FromGuest);
         }
     }
@@ -147,7 +148,7 @@ impl Engine<'_> {
         let has_old_ring = self.walks.any_of(Deed::RingReset, Some(port));
         let Some(p) = self.port_mut(port) else { return };
         if way == Direction::FromGuest {
-            let held = held || p.vm.is_gone;
+            let held = held || p.vm.presence != Presence::Here;
             return self.common.out.departures.hold(port, held);
         }
         let held = held || has_old_ring;

@@ -10,8 +10,10 @@ use std::ops::Range;
 
 use crate::engine::{Direction, Engine};
 use crate::flow::table::{Class, FlowId};
+use crate::limits::T_AWAITED;
 use crate::port::PortId;
 use crate::tcp::flow::Why;
+use crate::tcp::vm::Presence;
 use crate::time::Instant;
 
 /// The action on each flow.
@@ -47,18 +49,48 @@ pub(super) struct Walks {
     list: VecDeque<Walk>,
     /// Flows that are no matter at once, and places of a step.
     flows_per_step: u32,
-    /// Connections of a VM that has gone end.
+    /// Connections of a VM that has gone end, or a VM is waited for.
     ends: bool,
+    /// VMs that may come back, and since when they are waited for; the first is the earliest.
+    awaited: VecDeque<(Instant, PortId)>,
 }
 
 impl Walks {
     pub(super) fn new(flows_per_step: u32) -> Self {
-        Self { list: VecDeque::new(), flows_per_step: flows_per_step.max(1), ends: false }
+        Self {
+            list: VecDeque::new(),
+            flows_per_step: flows_per_step.max(1),
+            ends: false,
+            awaited: VecDeque::new(),
+        }
     }
 
+    /// Walks, or VMs that are waited for.
     #[inline]
     pub(super) fn any(&self) -> bool {
-        !self.list.is_empty()
+        !self.list.is_empty() || !self.awaited.is_empty()
+    }
+
+    /// When there is something to do.
+    pub(super) fn next(&self) -> Option<Instant> {
+        let now = (!self.list.is_empty()).then_some(Instant::ZERO);
+        now.or_else(|| Some(self.awaited.front()?.0 + T_AWAITED))
+    }
+
+    /// The VM behind `port` has gone, and may come back.
+    pub(super) fn wait(&mut self, since: Instant, port: PortId) {
+        self.stop_waiting(port);
+        self.awaited.push_back((since, port));
+    }
+
+    /// It has come back, another has, or it has gone for good.
+    pub(super) fn stop_waiting(&mut self, port: PortId) {
+        self.awaited.retain(|(_, other)| *other != port);
+    }
+
+    /// A VM that did not come back, and since when it was waited for.
+    pub(super) fn poll_given_up(&mut self, now: Instant) -> Option<(Instant, PortId)> {
+        self.awaited.pop_front_if(|(since, _)| *since + T_AWAITED <= now)
     }
 
     /// Whether this is being done to flows of a VM, or of any.
@@ -121,7 +153,8 @@ impl Engine<'_> {
     /// many. [`Self::remove_port`] has less to do when none of them [is left](Self::is_ending).
     pub fn prepare_removal(&mut self, port: PortId) {
         self.walks.forget(Some(port), |_| true);
-        self.set_gone(port, true);
+        self.walks.stop_waiting(port);
+        self.set_presence(port, Presence::Gone);
         if self.flows.len_of_port(port.0) > self.walks.flows_per_step {
             self.walks.begin(Deed::Remove, Some(port));
         }
@@ -133,16 +166,17 @@ impl Engine<'_> {
     /// them [is left](Self::is_ending).
     pub fn prepare_move(&mut self, now: Instant, port: PortId) {
         if self.flows.len_of_class(port.0, Class::Live) > self.walks.flows_per_step {
-            self.set_gone(port, true);
+            self.set_presence(port, Presence::Gone);
             self.walk(now, Deed::End, port);
         }
     }
 
-    /// While connections of a VM that has gone end in steps, no segment takes the predicted path:
-    /// who meets one that has not heard of it yet tells it (INV-19).
+    /// While connections of a VM that has gone end in steps, or one is waited for, no segment takes
+    /// the predicted path: who meets one that has not heard of it yet tells it (INV-19).
     pub(super) fn settle_prediction(&mut self) {
         let mut deeds = self.walks.list.iter().map(|walk| walk.deed);
-        let ends = deeds.any(|deed| matches!(deed, Deed::End | Deed::Remove));
+        let ends = deeds.any(|deed| matches!(deed, Deed::End | Deed::Remove))
+            || !self.walks.awaited.is_empty();
         if ends != std::mem::replace(&mut self.walks.ends, ends) {
             self.common.predicts = !ends;
         }
@@ -163,6 +197,9 @@ impl Engine<'_> {
 
     #[cold]
     pub(super) fn go_on_walking(&mut self, now: Instant) {
+        while let Some((since, port)) = self.walks.poll_given_up(now) {
+            self.give_up(now, since, port);
+        }
         let Some((walk, places)) = self.walks.step(self.flows.slots()) else { return };
         for place in places {
             if let Some((id, key, flow)) = self.flows.at(place)
@@ -175,6 +212,7 @@ impl Engine<'_> {
         self.settle_prediction();
         if let Some(port) = walk.port {
             self.settle_hold(port, Direction::ToGuest);
+            self.welcome_next(port);
         }
     }
 

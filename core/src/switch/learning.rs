@@ -116,6 +116,18 @@ impl Switch {
         heard.any(|entry| entry.port != port && is_fresh(entry, now))
     }
 
+    /// Whether the MAC of the guest behind `port` was heard at another port since then: the guest
+    /// has moved. Of a station that is heard all the time this is noted once a second.
+    pub(crate) fn was_heard_since(&self, since: Instant, port: PortId) -> bool {
+        let Some(mac) = self.mac_of(port) else { return false };
+        let vlans = match self.guest(port).map(|guest| &guest.vlans) {
+            Some(Vlans::Access(vlan)) => [*vlan; 2],
+            _ => [0, ANY_VLAN],
+        };
+        let mut heard = vlans.into_iter().filter_map(|vlan| self.find(mac_key(vlan, mac)));
+        heard.any(|entry| entry.port != port && entry.seen > since)
+    }
+
     fn was_announced(&self, port: PortId, mac: Mac) -> bool {
         self.guest(port).is_some_and(|guest| guest.announced == Some(mac))
     }

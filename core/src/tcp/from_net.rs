@@ -20,8 +20,9 @@ impl Flow {
         f: &mut Frame<'_>,
     ) -> Ended {
         self.timers.on_seen(cx.now);
-        self.hear_of_end(cx);
+        let stands = self.hear_of_end(cx);
         let fate = match self.state() {
+            _ if stands => Fate::Drop(DropReason::PortDown),
             State::Handshake => self.on_handshake_from_net(cx, f),
             State::On | State::Drain => self.on_segment_from_net(cx, f),
             // It owes nothing and waits for nothing, and this changes neither.

@@ -7,7 +7,7 @@ use crate::store::record::{FLAG_ECN, FLAG_SACK, FLAG_TS, L2Header, Progress, Rec
 use crate::tcp::distance::Distance;
 use crate::tcp::flow::{Flow, State, Why};
 use crate::tcp::timers::Timer;
-use crate::tcp::vm::Vm;
+use crate::tcp::vm::{Presence, Vm};
 use crate::tcp::{Fate, FlowContext};
 use crate::time::Instant;
 use crate::wire::packet::{Tcp, TcpFlags};
@@ -32,7 +32,7 @@ impl Flow {
         if !cx.vm.offload || cx.vm.draining {
             return self.pass(cx.now, Why::Operator);
         }
-        if cx.vm.is_gone {
+        if cx.vm.presence != Presence::Here {
             return self.pass(cx.now, Why::GuestGone);
         }
         if cx.vm.refuses(cx.now, cx.key.r_addr, cx.key.g_port) {
@@ -223,6 +223,9 @@ impl Flow {
         self.losses.forget_sacked();
         self.losses.forget(self.sender.una());
         self.grow_buffer(cx);
+        if cx.vm.presence != Presence::Here {
+            return; // R asks
+        }
         if self.ack_to_net() > self.receiver.acks.sent() {
             self.ack_now(cx, None);
         }
@@ -270,7 +273,10 @@ impl Flow {
         let quiescent = self.quiescent() || self.may_leave_unseen();
         debug_assert!(quiescent, "left the path with promises open");
         let more = why != Why::Closed && self.sender.edge() > self.receiver.edge();
-        if self.outbound.sends_unseen() || (more && !self.receiver.is_answer_awaited()) {
+        let may_speak = cx.vm.presence == Presence::Here;
+        if !may_speak {
+            // R learns it from G.
+        } else if self.outbound.sends_unseen() || (more && !self.receiver.is_answer_awaited()) {
             self.receiver.on_edge_of_guest(self.sender.edge());
             self.ack_now(cx, None);
         }
@@ -326,26 +332,34 @@ impl Flow {
         }
     }
 
-    /// LIFE-05: there is no G any more. A connection that acknowledges late and owes nothing may go
-    /// on elsewhere (LIFE-06), so R is not told.
+    /// LIFE-05: there is no G any more. A connection that owes nothing may go on elsewhere if it
+    /// acknowledges late (LIFE-06), or if G is known to have moved (LIFE-16), so R is not told.
     pub(crate) fn on_guest_gone(&mut self, cx: &mut FlowContext<'_, '_>) {
-        if self.is_live() && self.receiver.is_late() && self.owes_nothing() {
+        let may_go_on = self.receiver.is_late() || cx.vm.presence == Presence::Moved;
+        let is_replaced = cx.vm.presence == Presence::Replaced;
+        if self.is_live() && may_go_on && self.owes_nothing() {
             self.step_aside(cx, Why::GuestGone);
         } else if self.is_live() {
             self.reset_to_net(cx);
             cx.vm.counters.flows_aborted += 1;
-            self.abort(cx, Why::GuestGone, false);
+            self.abort(cx, Why::GuestGone, is_replaced);
         } else {
-            self.standing.tell_guest(false);
+            self.standing.tell_guest(is_replaced && self.standing.is_guest_untold());
         }
     }
 
-    /// Before anything is sent in G's name: G may be gone, and this flow may not know yet.
+    /// Before anything is sent in G's name: G may be gone, and this flow may not know yet. `true`:
+    /// nobody knows whether G is gone, and the flow stands still (LIFE-16).
     #[inline]
-    pub(super) fn hear_of_end(&mut self, cx: &mut FlowContext<'_, '_>) {
-        if cx.vm.is_gone && self.is_live() {
+    pub(super) fn hear_of_end(&mut self, cx: &mut FlowContext<'_, '_>) -> bool {
+        if cx.vm.presence == Presence::Here || !self.is_live() {
+            return false;
+        }
+        let stands = cx.vm.presence == Presence::Awaited;
+        if !stands {
             self.on_guest_gone(cx);
         }
+        stands
     }
 
     /// A segment of either side meets a flow in `Abort`: a challenge ACK gets an exact RST.
@@ -376,6 +390,11 @@ impl Flow {
         if self.is_live() {
             let (sender, mut sending) = self.sending(cx);
             sender.on_ring_reset(&mut sending);
+            // It may have been silent for a guest that was awaited.
+            let owes_ack = self.ack_to_net() > self.receiver.acks.sent();
+            if owes_ack && !self.receiver.is_late() && cx.vm.presence == Presence::Here {
+                self.ack_now(cx, None);
+            }
         }
     }
 
@@ -402,7 +421,7 @@ impl Flow {
     /// Runs what is due. `true`: the entry may go.
     pub(crate) fn on_timeout(&mut self, cx: &mut FlowContext<'_, '_>) -> bool {
         self.timers.on_wheel();
-        self.hear_of_end(cx);
+        let stands = self.hear_of_end(cx);
         if self.end() <= cx.now {
             // G drops bytes that R sends beyond G's own window after this, and R repeats them.
             let over = !self.has_place() || !self.is_live();
@@ -418,7 +437,9 @@ impl Flow {
             match timer {
                 Timer::Retransmission | Timer::Probe => self.on_guest_timeout(cx, timer),
                 // Late, R has perhaps sent bytes since, and would count a duplicate.
-                Timer::WindowUpdate if !self.receiver.is_late() => self.ack_now(cx, None),
+                Timer::WindowUpdate if !self.receiver.is_late() && !stands => {
+                    self.ack_now(cx, None);
+                }
                 Timer::WindowUpdate => {}
             }
         }

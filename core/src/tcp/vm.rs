@@ -113,6 +113,23 @@ const ABSENCE_MAX: Duration = Duration::from_millis(100);
 /// The longest of these is known for so long: a guest has neighbours that come and go.
 const ABSENCE_KNOWN: Duration = Duration::from_secs(60);
 
+/// Whether the guest of a VM is there (LIFE-16).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Presence {
+    /// It is, or nobody knows better.
+    Here,
+    /// Its VMM has hung up a moment ago: it may have moved, or may come back. Its connections stand
+    /// still.
+    Awaited,
+    /// Its MAC was heard at another port meanwhile: it has moved there. Connections that owe
+    /// something end.
+    Moved,
+    /// It is dead, or has left its VLAN: its connections end.
+    Gone,
+    /// Another guest is there, which is told as well.
+    Replaced,
+}
+
 /// The shared state of one VM's flows.
 #[derive(Debug)]
 pub struct Vm {
@@ -132,8 +149,8 @@ pub struct Vm {
     pub draining: bool,
     /// Its flows acknowledge late (LIFE-12).
     pub acknowledges_late: bool,
-    /// Its VMM has hung up, and no other has come: nothing but that is said in its name (INV-19).
-    pub is_gone: bool,
+    /// Whether its guest is there. While it is not, nothing but that is said in its name (INV-19).
+    pub presence: Presence,
     /// The source of resets that leave while its rings are stopped (LIFE-07). `None`: its network
     /// has no uplink with a MAC of the host, and nobody is misled by the guest's.
     pub host_mac: Option<Mac>,
@@ -206,7 +223,7 @@ impl Vm {
             ready: VecDeque::new(),
             announced: false,
             deliveries_held: false,
-            is_gone: false,
+            presence: Presence::Here,
             fragment_at: None,
             fragment_from_guest: None,
             refused: VecDeque::new(),

@@ -953,6 +953,8 @@ fn what_the_host_says_for_an_isolated_guest_reaches_no_other_guest_either() {
     turn.slots.of_mut(G2).features = Some(PortFeatures::ALL);
     ports.list.push(Queue::default());
     engine.handle_guest_gone(now, G1);
+    let now = now + crate::limits::T_AWAITED;
+    engine.handle_timeout(now);
     turn.transmit(now, engine, &mut ports).unwrap();
     assert_eq!((ports.of(UPLINK).got.len(), ports.of(G2).got.len()), (1, 0));
 }

@@ -11,6 +11,7 @@ use nightporter_core::port::{GuestConfig, PortConfig, PortId, Vlans};
 use nightporter_core::store::arena::Arena;
 use nightporter_core::store::record::Record;
 use nightporter_core::tcp::flow::{State, Why};
+use nightporter_core::tcp::vm::Presence;
 use nightporter_core::time::Duration;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use zerocopy::IntoBytes;
@@ -268,6 +269,9 @@ fn life_05_a_guest_that_is_gone_is_not_kept_alive() {
     r.gets("501 ack 2001");
     w.happens(Event::Destroyed(0));
     w.engine(|e, now| e.handle_guest_gone(now, GUEST));
+    w.after_ms(1999);
+    r.gets_nothing();
+    w.after_ms(1);
     r.gets("R. 501 ack 2001");
     // What is under way from R meets an exact RST.
     w.after_ms(5);
@@ -437,6 +441,7 @@ fn life_07_a_reset_for_a_vm_whose_rings_are_stopped_has_an_address_of_the_host()
         e.set_port_features(now, GUEST, None);
         e.handle_guest_gone(now, GUEST);
     });
+    w.after_ms(2000);
     assert_eq!(source(&r.gets("R. 1 ack 1001")), HOST_MAC);
     w.after_ms(1000);
     r.sends("1001:2001 ack 1"); // it was under way: the reset is repeated
@@ -538,8 +543,11 @@ fn life_05_nobody_is_promised_anything_while_others_are_told_of_the_end() {
         e.set_port_features(now, GUEST, None);
         e.handle_guest_gone(now, GUEST);
     });
-    assert!(w.engine(|e, _| e.is_ending(GUEST))); // the second is told
-    assert_eq!(not_told(&w), [2, 3]);
+    assert_eq!(not_told(&w), [0, 1, 2, 3]);
+    // Another VM is there: the first is told.
+    w.set_features(GUEST, Some(Setup::new().features));
+    assert!(w.engine(|e, _| e.is_ending(GUEST)));
+    assert_eq!(w.engine(|e, _| e.vm(GUEST).map(|vm| vm.presence)), Some(Presence::Replaced));
     r.sends("1001:2001 ack 1");
     r.gets("R. 1 ack 1001");
     assert_eq!(not_told(&w), []);
@@ -548,6 +556,7 @@ fn life_05_nobody_is_promised_anything_while_others_are_told_of_the_end() {
     let vm = w.engine(|e, _| e.vm(GUEST).map(|vm| vm.reserved_pages));
     assert_eq!(vm, Some(0));
     g.runs();
+    assert!(g.gets("R. 1001").payload().is_empty(), "the next VM's guest is told");
     g.gets_nothing();
 }
 

@@ -316,6 +316,7 @@ fn life_06_connections_that_were_drained_and_owe_nothing_are_left_alone() {
         } else {
             w.happens(Event::Destroyed(0));
             w.engine(|e, now| e.handle_guest_gone(now, GUEST));
+            w.after_ms(2000);
             assert_eq!(w.flow(0, |f| f.state()), Some(State::Pass));
         }
         r.gets_nothing();

@@ -10,6 +10,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod awaited;
 mod boost;
 mod budget;
 mod clocks;

@@ -157,6 +157,7 @@ fn com_32_a_vm_that_goes_away_resets_the_other() {
     let port = w.guest_port();
     w.set_lenient(0, true);
     w.engine(|e, now| e.handle_guest_gone(now, port));
+    w.after_ms(2000);
     assert!(r.gets_last_any().tcp().flags.rst());
     g.gets_nothing();
 }

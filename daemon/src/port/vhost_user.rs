@@ -133,6 +133,8 @@ pub struct VhostUserPort<D: Device = Offer> {
     stats: VhostUserStats,
     /// The process of the last front-end.
     vmm: i32,
+    /// Where the rings of the last front-end's first queue pair stopped.
+    stopped_at: [u16; 2],
     allows_unsealed_memory: bool,
     memory_max: Option<u64>,
     memory_is_limited: bool,
@@ -160,6 +162,7 @@ impl<D: Device> VhostUserPort<D> {
             events: VecDeque::new(),
             stats: VhostUserStats::default(),
             vmm: 0,
+            stopped_at: [0; 2],
             allows_unsealed_memory: config.allow_unsealed_memory,
             memory_max: config.memory_max,
             memory_is_limited: config.memory_is_limited,
@@ -415,6 +418,13 @@ impl<D: Device> VhostUserPort<D> {
         self.vmm
     }
 
+    /// Whether the guest is the last front-end's, as that one left it: the rings of the first queue
+    /// pair begin where they stopped. In memory that is new, as after a boot, they begin at 0.
+    pub(crate) fn has_same_guest(&self) -> bool {
+        let began_at = self.connection.as_ref().map(|(_, session)| session.began_at());
+        self.stopped_at != [0; 2] && began_at == Some(self.stopped_at)
+    }
+
     /// Whether there may be one more line about this port; see [`Limit`].
     pub(crate) fn may_log(&mut self) -> bool {
         self.account.may_log()
@@ -451,7 +461,9 @@ impl<D: Device> VhostUserPort<D> {
         if self.account.may_log() {
             info!(port = self.name, reason, "the front-end disconnected");
         }
-        self.events.extend(session.close());
+        let (events, stopped_at) = session.close();
+        self.stopped_at = stopped_at;
+        self.events.extend(events);
         self.events.push_back(Event::Unwatch(channel.into_fd()));
         self.events.push_back(Event::Disconnected(reason.to_owned()));
     }

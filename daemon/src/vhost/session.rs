@@ -180,15 +180,26 @@ impl<D: Device> Session<D> {
         Ok(None)
     }
 
-    /// The connection is gone: everything that was set up goes with it.
-    pub fn close(mut self) -> VecDeque<Event> {
+    /// Where the rings of the first queue pair began when they last started.
+    pub(crate) fn began_at(&self) -> [u16; 2] {
+        self.of_first_pair(|vring| vring.began_at)
+    }
+
+    fn of_first_pair(&self, of: impl Fn(&Vring<D::Queue>) -> u16) -> [u16; 2] {
+        [0, 1].map(|at| self.vrings.get(at).map_or(0, &of))
+    }
+
+    /// The connection is gone: everything that was set up goes with it. Returns the events, and
+    /// where the rings of the first queue pair have stopped.
+    pub fn close(mut self) -> (VecDeque<Event>, [u16; 2]) {
         for index in 0..self.vrings.len() {
             self.halt(index, false);
             self.replace_kick(index, Kick::None);
         }
         self.set_link(None);
         self.share.note(&self.memory, &GuestMemory::default());
-        self.events
+        let stopped_at = self.of_first_pair(|vring| vring.base);
+        (self.events, stopped_at)
     }
 
     /// Whether memory that the front-end gave us was not there when it was used.
@@ -535,6 +546,7 @@ impl<D: Device> Session<D> {
             Ok(ring) => {
                 vring.fault = None;
                 vring.marks = ring.driver_marks();
+                vring.began_at = ring.base();
                 vring.queue = Some(D::Queue::new(ring));
                 self.events.push_back(Event::RingStarted(number));
             }

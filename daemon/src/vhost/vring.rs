@@ -25,6 +25,8 @@ pub struct Vring<Q> {
     pub addrs: Option<RingAddrs>,
     /// The answer to GET_VRING_BASE while the ring does not run.
     pub base: u16,
+    /// Where the queue began when it last started.
+    pub began_at: u16,
     /// SET_VRING_KICK.
     pub kick: Kick,
     /// SET_VRING_CALL: we write here when the driver wants to know. Kept until replaced: QEMU sets
@@ -48,6 +50,7 @@ impl<Q> Default for Vring<Q> {
             size: 0,
             addrs: None,
             base: 0,
+            began_at: 0,
             kick: Kick::None,
             call: None,
             err: None,

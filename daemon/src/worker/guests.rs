@@ -115,6 +115,9 @@ impl DataPath {
                     let _ = epoll.delete(&fd);
                 }
                 Event::Link(features) => {
+                    if features.is_some() && guest.port.has_same_guest() {
+                        self.engine.handle_guest_back(port); // LIFE-16
+                    }
                     if guest.port.may_log() {
                         let vm = &self.ports.of(port).name;
                         tracing::info!(vm, up = features.is_some(), "link");
@@ -125,8 +128,7 @@ impl DataPath {
                 Event::RingStarted(_) => self.turn.wake(port),
                 Event::Connected => self.booster.set_vmm(port, guest.port.vmm()),
                 Event::RingStopped(_) | Event::RingBroken { .. } => {}
-                // With the front-end goes the guest's memory: the next one to connect has just been
-                // started (LIFE-05).
+                // The next front-end has another guest, or goes on with this one (LIFE-16).
                 Event::Disconnected(_) => {
                     self.booster.set_vmm(port, 0);
                     self.engine.handle_guest_gone(now, port);

@@ -211,6 +211,32 @@ fn a_guest_killed_with_bytes_in_the_store_is_made_known_to_the_remote() {
 }
 
 #[test]
+fn life_16_a_guest_whose_vmm_is_another_one_keeps_its_connections_if_its_rings_go_on() {
+    let mut world = World::connected("");
+    world.hold_1000_bytes();
+    world.guest.goes_on(&world.dir.join("guest"), PLAIN);
+    world.host.until("guest", |port| port.link);
+    let flow = world.flow();
+    assert_eq!((flow.state.as_str(), flow.held_bytes), ("on", 1000));
+    assert_eq!(world.at_guest().payload, [7; 1000], "what lay in the old ring may be lost");
+    world.guest_sends(6, 1001, &[]);
+    world.remote_sends(1001, 6, b"more");
+    assert_eq!(world.at_remote().flags, ACK);
+    assert_eq!(world.at_guest().payload, b"more");
+}
+
+#[test]
+fn life_16_a_guest_that_boots_in_the_place_of_another_is_told_and_so_is_the_remote() {
+    let mut world = World::connected("");
+    world.hold_1000_bytes();
+    drop(world.guest);
+    let mut guest = Guest::boot(&world.dir.join("guest"), PLAIN);
+    guest.offer(8);
+    assert_ne!(one(world.remote.receive(1)).flags & RST, 0);
+    assert_ne!(one(guest.receive(1)).flags & RST, 0);
+}
+
+#[test]
 fn a_stop_waits_until_the_guest_has_its_bytes_and_leaves_nothing_behind() {
     let mut w = World::connected("drain_timeout_s = 60");
     w.hold_1000_bytes();

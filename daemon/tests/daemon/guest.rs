@@ -205,6 +205,16 @@ impl Guest {
         Some(Self { stream, ram, rx, tx, kick, call, sent: 0, offered, event_idx })
     }
 
+    /// Its VMM hangs up, and another one goes on with it where it stands.
+    pub(crate) fn goes_on(&mut self, socket: &Path, features: u64) {
+        self.stream.shutdown(Shutdown::Both).unwrap();
+        self.stream = UnixStream::connect(socket).unwrap();
+        self.stream.set_read_timeout(Some(LIMIT)).unwrap();
+        let (kick, call) = (&self.kick, &self.call);
+        let rings = [(&self.rx, &kick[0], &call[0]), (&self.tx, &kick[1], &call[1])];
+        set_up(&self.stream, features, &self.ram, &rings);
+    }
+
     /// Its VMM says that it has just been moved here.
     pub(crate) fn is_announced(&self, mac: [u8; 6]) {
         tell(&self.stream, Req::SEND_RARP, &[&mac[..], &[0; 2]].concat(), &[]);

@@ -522,11 +522,11 @@ mutations! { SECOND:
     => "is_one && self.told(mac).is_none()";
 
     "a connection of a VM that has gone goes on until it is told", "INV-19", "hear_of_end",
-    "cx.vm.is_gone && self.is_live()"
-    => "false";
+    "cx.vm.presence == Presence::Here || !self.is_live()"
+    => "true";
 
     "a handshake that ends when the VM has gone is taken on", "INV-19", "accept_offers",
-    "cx.vm.is_gone"
+    "cx.vm.presence != Presence::Here"
     => "false";
 
     "what is expected is promised while connections of a VM that has gone end", "INV-19",
@@ -535,6 +535,6 @@ mutations! { SECOND:
     => "self.common.predicts = true;";
 
     "a VM that has come into another VLAN is gone for good", "LIFE-05", "set_guest",
-    "self.set_gone(port, false);"
+    "self.set_presence(port, Presence::Here);"
     => "";
 }

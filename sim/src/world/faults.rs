@@ -67,7 +67,7 @@ impl World<'_> {
             FaultKind::Pause { guest } => self.pause(guest, true),
             FaultKind::Reboot { guest } => {
                 lasts = false;
-                self.reboot(engines, guest);
+                self.reboot(engines, guest)?;
             }
             FaultKind::Destroy { guest } => {
                 lasts = false;
@@ -83,7 +83,7 @@ impl World<'_> {
             }
             FaultKind::DriverReset { guest } => {
                 lasts = false;
-                self.driver_reset(engines, guest);
+                self.driver_reset(engines, guest)?;
             }
             FaultKind::StopReading { machine } => self.set_reading(machine, false),
             FaultKind::ShrinkWindow { machine } => self.set_shrinking(machine, true),
@@ -235,29 +235,43 @@ impl World<'_> {
         self.wake_node(i);
     }
 
-    fn reboot(&mut self, engines: &mut Engines<'_>, guest: u16) {
+    fn reboot(&mut self, engines: &mut Engines<'_>, guest: u16) -> Result<(), Stop> {
         let i = usize::from(guest);
         if self.nodes[i].destroyed {
-            return;
+            return Ok(());
         }
         self.event(Seen::Rebooted(guest));
         self.nodes[i].reboot(&self.plan, self.now);
-        self.link_down(engines, guest);
+        self.link_down(engines, guest, false)
     }
 
-    fn driver_reset(&mut self, engines: &mut Engines<'_>, guest: u16) {
+    fn driver_reset(&mut self, engines: &mut Engines<'_>, guest: u16) -> Result<(), Stop> {
         if self.nodes[usize::from(guest)].paused {
-            return; // it does nothing at all
+            return Ok(()); // it does nothing at all
         }
         self.event(Seen::DriverReset(guest));
         self.nodes[usize::from(guest)].clear_rings();
-        self.link_down(engines, guest);
+        self.link_down(engines, guest, true)
     }
 
-    fn link_down(&mut self, engines: &mut Engines<'_>, guest: u16) {
-        self.nodes[usize::from(guest)].link_up = false;
+    /// The driver goes, and in every other millisecond the VMM hangs up with it. `comes_back`: it
+    /// is the same guest whose driver will be there.
+    fn link_down(
+        &mut self,
+        engines: &mut Engines<'_>,
+        guest: u16,
+        comes_back: bool,
+    ) -> Result<(), Stop> {
+        let node = &mut self.nodes[usize::from(guest)];
+        (node.link_up, node.comes_back) = (false, comes_back);
         self.set_features(engines, usize::from(guest), false);
         self.schedule(self.now + DOWNTIME, Event::DriverIsBack(guest));
+        if self.now.since(Instant::ZERO).as_millis().is_multiple_of(2) {
+            self.command(engines, guest, |_, e, now, port| e.handle_guest_gone(now, port))?;
+            self.event(Seen::Awaited(guest));
+            self.count("VMMs that hang up");
+        }
+        Ok(())
     }
 
     pub(super) fn driver_is_back(
@@ -270,6 +284,9 @@ impl World<'_> {
             return Ok(());
         }
         self.nodes[i].link_up = true;
+        if std::mem::take(&mut self.nodes[i].comes_back) {
+            self.command(engines, guest, |_, e, _, port| e.handle_guest_back(port))?;
+        }
         self.event(Seen::DriverBack(guest));
         self.set_features(engines, i, true);
         self.command(engines, guest, |_, _, _, _| {})?;

@@ -51,6 +51,8 @@ pub(super) struct Node {
     pub(super) host: u8,
     /// Its driver is there.
     pub(super) link_up: bool,
+    /// Its driver, which is away, is that of the same guest when it comes back.
+    pub(super) comes_back: bool,
     /// It moved its ring since the host last looked.
     pub(super) progress: bool,
     /// The host waits for room in the ring.
@@ -162,6 +164,7 @@ impl Node {
             destroyed: false,
             host: 0,
             link_up: true,
+            comes_back: false,
             progress: false,
             host_waits: false,
             host_sleeps: false,

@@ -98,6 +98,7 @@ fn everything_goes_back_however_a_connection_ends() {
         ("the VM hangs up", |w, _, _| {
             let port = w.guest_port();
             w.engine(|e, now| e.handle_guest_gone(now, port));
+            w.after_ms(2000);
         }),
         ("the VM goes", |w, _, _| {
             let port = w.guest_port();

@@ -1,0 +1,79 @@
+//! A VM whose front-end has gone: moved or dead? (LIFE-16)
+//!
+//! For [`T_AWAITED`](crate::limits::T_AWAITED) its connections stand still, because the guest may have moved, or come back as
+//! it was. Then they end, or go on.
+
+use crate::engine::{Deed, Engine};
+use crate::port::PortId;
+use crate::tcp::vm::Presence;
+use crate::time::Instant;
+
+impl Engine<'_> {
+    /// The VMM of `port` has hung up, the port stays: its link is down. Its connections end after
+    /// [`T_AWAITED`](crate::limits::T_AWAITED), or when [another guest's driver](Self::set_port_features) is there (LIFE-05);
+    /// no VM is to be let in while they [end](Self::is_ending). Until then they stand still, and
+    /// [`Self::handle_guest_back`] lets them go on.
+    pub fn handle_guest_gone(&mut self, now: Instant, port: PortId) {
+        if self.port(port).is_some_and(|p| p.features.is_some()) {
+            self.set_port_features(now, port, None);
+        }
+        if self.presence(port) != Some(Presence::Here) {
+            return; // and it has just been waited for
+        }
+        self.handle_batch_end(now); // ACKs of bytes that were taken before
+        self.set_presence(port, Presence::Awaited);
+        self.walks.wait(now, port);
+        self.settle_prediction();
+    }
+
+    /// The front-end that has come has the guest that was there, as it was: its rings begin where
+    /// they had stopped. Call it before the driver is reported.
+    pub fn handle_guest_back(&mut self, port: PortId) {
+        if self.presence(port) == Some(Presence::Awaited) {
+            self.walks.stop_waiting(port);
+            self.set_presence(port, Presence::Here);
+            self.settle_prediction();
+        }
+    }
+
+    fn presence(&self, port: PortId) -> Option<Presence> {
+        self.port(port).map(|p| p.vm.presence)
+    }
+
+    /// The guest did not come back in time.
+    pub(super) fn give_up(&mut self, now: Instant, since: Instant, port: PortId) {
+        let has_moved = self.networks.of(port).was_heard_since(since, port);
+        self.end_guest(now, port, if has_moved { Presence::Moved } else { Presence::Gone });
+    }
+
+    /// There is a driver behind `port`, or none any more. If another guest is waited for, this is
+    /// not that guest.
+    pub(super) fn settle_presence(&mut self, now: Instant, port: PortId, has_driver: bool) {
+        if has_driver && self.presence(port) == Some(Presence::Awaited) {
+            self.end_guest(now, port, Presence::Replaced);
+        }
+    }
+
+    fn end_guest(&mut self, now: Instant, port: PortId, how: Presence) {
+        self.walks.stop_waiting(port);
+        self.set_presence(port, how);
+        self.walk(now, Deed::End, port);
+        self.networks.of_mut(port).forget_learned(now, port);
+        self.settle_prediction();
+    }
+
+    /// A guest is there. Another one than before counts as there when the connections of that one
+    /// have ended.
+    pub(super) fn welcome(&mut self, port: PortId) {
+        if self.presence(port) != Some(Presence::Replaced) || !self.is_ending(port) {
+            self.set_presence(port, Presence::Here);
+        }
+    }
+
+    /// A walk over the connections of the VM of `port` has taken a step.
+    pub(super) fn welcome_next(&mut self, port: PortId) {
+        if self.presence(port) == Some(Presence::Replaced) {
+            self.welcome(port);
+        }
+    }
+}
