@@ -302,6 +302,12 @@ pub const T_UNCONTROLLED: Duration = Duration::from_secs(10);
 pub const LIMIT_DEBT_MAX: Duration = Duration::from_millis(50);
 /// Keepalives of R are answered for a silent G this long (T_alive, SNOOP-36).
 pub const T_ALIVE: Duration = Duration::from_secs(10);
+/// A connection that a guest may have forgotten is probed this often, in running time (LIFE-04b).
+pub const DOUBT_PROBE_INTERVAL: Duration = Duration::from_millis(200);
+/// It is reset after so many such probes without an answer.
+pub const DOUBT_PROBES: u8 = 10;
+/// A guest whose driver has begun anew is expected to speak by then, in running time.
+pub const T_DOUBT: Duration = Duration::from_secs(600);
 /// A VM whose front-end has gone is waited for this long, before its remotes are told (LIFE-16).
 pub const T_AWAITED: Duration = Duration::from_secs(2);
 /// Window probes of R are answered for a paused G this long (T_paused, LIFE-05).

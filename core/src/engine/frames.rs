@@ -293,6 +293,7 @@ impl Engine<'_> {
             let key = staged.flow.unwrap_or_else(key);
             let mut f = Frame { bytes: frame, hdr, eth: &packet.eth, ip, tcp };
             if tcp.flags.contains(TcpFlags::SYN) {
+                self.note_spoke(now, port, ip.src);
                 self.on_syn_from_guest(now, key.key, &f);
             } else if let Some(id) = self.flow_in_path(now, &key) {
                 let tagged = !f.eth.vlan.is_empty(); // others were offered to the flow before
@@ -332,6 +333,9 @@ impl Engine<'_> {
     /// A frame of a guest that is not a TCP segment.
     #[inline(never)] // most are, and the others need not be fast
     fn on_other_from_guest(&mut self, now: Instant, port: PortId, frame: &[u8], packet: &Packet) {
+        if let Net::Ip(ip) = &packet.net {
+            self.note_spoke(now, port, ip.src);
+        }
         match packet.net {
             Net::Ip(Ip { l4: L4::Fragment, protocol: PROTOCOL_TCP, dst, .. }) => {
                 if let Some(p) = self.port_mut(port) {

@@ -1,4 +1,5 @@
-//! A VM whose front-end has gone: moved or dead? (LIFE-16)
+//! A VM whose front-end has gone: moved or dead? (LIFE-16) And one that may have rebooted
+//! (LIFE-04b).
 //!
 //! For [`T_AWAITED`](crate::limits::T_AWAITED) its connections stand still, because the guest may have moved, or come back as
 //! it was. Then they end, or go on.
@@ -7,6 +8,7 @@ use crate::engine::{Deed, Engine};
 use crate::port::PortId;
 use crate::tcp::vm::Presence;
 use crate::time::Instant;
+use crate::wire::packet::IpAddr16;
 
 impl Engine<'_> {
     /// The VMM of `port` has hung up, the port stays: its link is down. Its connections end after
@@ -38,6 +40,19 @@ impl Engine<'_> {
 
     fn presence(&self, port: PortId) -> Option<Presence> {
         self.port(port).map(|p| p.vm.presence)
+    }
+
+    /// The guest of `port` has sent a packet from this address that is of no connection in the path.
+    /// If its driver began anew, it may have rebooted (LIFE-04b).
+    pub(super) fn note_spoke(&mut self, now: Instant, port: PortId, from: IpAddr16) {
+        let Some(vm) = self.port_mut(port).map(|p| &mut p.vm) else { return };
+        let Some(doubt) = &mut vm.doubt else { return };
+        let running = vm.clock.now(now);
+        if doubt.is_over(running) {
+            vm.doubt = None;
+        } else if doubt.on_heard(running, from) {
+            self.walk(now, Deed::Spoke, port);
+        }
     }
 
     /// The guest did not come back in time.

@@ -28,6 +28,8 @@ pub(super) enum Deed {
     Late,
     /// Early again, unless for another reason; a drain of the operator may have been called off.
     Early,
+    /// The guest speaks for the first time since its driver began anew (LIFE-04b).
+    Spoke,
     /// Its guest is gone: the remote is told (LIFE-05).
     End,
     /// And the flow goes, too.
@@ -225,6 +227,7 @@ impl Engine<'_> {
             }
             Deed::Late => flow.acknowledge_late(),
             Deed::Early => flow.acknowledge_early(cx),
+            Deed::Spoke => flow.on_guest_spoke(cx),
             Deed::Remove if !flow.is_live() => {}
             Deed::End | Deed::Remove => flow.on_guest_gone(cx),
         });

@@ -143,6 +143,9 @@ impl Flow {
         if ack < una || ack > self.ack_limit_from_guest(cx) {
             return; // old, or an optimistic ACK: no state of ours moves (SNOOP-24, S-31)
         }
+        if self.receiver.is_doubted() {
+            self.end_doubt();
+        }
         let pure = tcp.payload_len == 0 && !tcp.flags.contains(TcpFlags::FIN);
         let sack = Some(&tcp.options.sack).filter(|sack| self.options.sack && !sack.is_empty());
         self.take_ack_from_guest(cx, ack, tcp.window, pure, sack);

@@ -390,6 +390,7 @@ impl Flow {
         if self.is_live() {
             let (sender, mut sending) = self.sending(cx);
             sender.on_ring_reset(&mut sending);
+            self.begin_doubt(cx);
             // It may have been silent for a guest that was awaited.
             let owes_ack = self.ack_to_net() > self.receiver.acks.sent();
             if owes_ack && !self.receiver.is_late() && cx.vm.presence == Presence::Here {
@@ -448,6 +449,9 @@ impl Flow {
 
     /// G had its time and did not move (SNOOP-15, SNOOP-29, SNOOP-31, SNOOP-32, SNOOP-42).
     fn on_guest_timeout(&mut self, cx: &mut FlowContext<'_, '_>, timer: Timer) {
+        if let Some(heard_at) = self.heard_in_doubt(cx) {
+            return self.on_doubt_timeout(cx, heard_at);
+        }
         let stuck = self.sender.stuck_for(cx.running());
         if self.receiver.reset_waits() && stuck >= limits::T_RST {
             self.abort(cx, Why::Reset, true);

@@ -36,6 +36,7 @@
 //! | `outbound` | R's progress with G's bytes, R's window and SACK blocks |
 //! | `outbound/flooded` | G's bytes that are kept, with congestion offload |
 //! | `wanting` | who is owed bytes or a turn, for VMs that have boost |
+//! | `doubt` | flows whose G may have rebooted |
 //! | `distance` | what is known of servers behind G |
 //! | `state`, `timers`, `timestamps`, `template`, `options` | the state in their names |
 //!
@@ -55,6 +56,7 @@ mod behind;
 mod deliver;
 mod depart;
 pub mod distance;
+mod doubt;
 pub mod flow;
 mod from_guest;
 mod from_net;

@@ -195,6 +195,11 @@ impl Timers {
         self.guest = running + self.guest_timeout();
     }
 
+    /// An answer to a probe is waited for until then, whatever else is.
+    pub(crate) fn wait_for_probe(&mut self, until: Instant) {
+        self.guest = until;
+    }
+
     /// G has acknowledged something: nothing is waited for until [`Self::wait_for_guest`].
     #[inline]
     pub(crate) fn stop_waiting_for_guest(&mut self) {

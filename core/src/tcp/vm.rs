@@ -11,6 +11,7 @@ use crate::limits::{
 };
 use crate::switch::Mac;
 use crate::tcp::distance::{Local, Servers};
+use crate::tcp::doubt::Doubt;
 use crate::tcp::wanting::Wanting;
 use crate::time::{Duration, Instant};
 use crate::wire::packet::IpAddr16;
@@ -149,6 +150,8 @@ pub struct Vm {
     pub draining: bool,
     /// Its flows acknowledge late (LIFE-12).
     pub acknowledges_late: bool,
+    /// Its driver has begun anew while connections owed something (LIFE-04b).
+    pub(crate) doubt: Option<Box<Doubt>>,
     /// Whether its guest is there. While it is not, nothing but that is said in its name (INV-19).
     pub presence: Presence,
     /// The source of resets that leave while its rings are stopped (LIFE-07). `None`: its network
@@ -223,6 +226,7 @@ impl Vm {
             ready: VecDeque::new(),
             announced: false,
             deliveries_held: false,
+            doubt: None,
             presence: Presence::Here,
             fragment_at: None,
             fragment_from_guest: None,

@@ -15,6 +15,7 @@ mod boost;
 mod budget;
 mod clocks;
 mod com;
+mod doubt;
 mod flood;
 mod forward;
 mod guest_frames;

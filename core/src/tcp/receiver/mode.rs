@@ -15,6 +15,8 @@ impl Odd {
     pub(super) const RESET_WAITS: u8 = 2;
     /// R's bytes are acknowledged late (LIFE-12).
     pub(super) const LATE: u8 = 4;
+    /// G's driver has begun anew, and G may not know the connection any more (LIFE-04b).
+    pub(super) const DOUBTED: u8 = 8;
 
     pub(super) const fn has(self, any: u8) -> bool {
         self.0 & any != 0
@@ -30,6 +32,17 @@ impl Receiver {
     #[inline]
     pub(crate) const fn is_late(&self) -> bool {
         self.odd.has(Odd::LATE)
+    }
+
+    /// G may not know the connection any more (LIFE-04b).
+    #[inline]
+    pub(crate) const fn is_doubted(&self) -> bool {
+        self.odd.has(Odd::DOUBTED)
+    }
+
+    /// G may not know the connection any more, or is known to.
+    pub(crate) fn set_doubted(&mut self, doubted: bool) {
+        self.odd.set(Odd::DOUBTED, doubted);
     }
 
     /// It acknowledges early, no RST of R waits, and nobody waits for an answer of G.

@@ -1,0 +1,99 @@
+//! A reboot that looks like a driver reset (LIFE-04b).
+//!
+//! A driver that begins anew may be that of the same kernel, whose sockets survive (LIFE-04), or of
+//! one that has just booted and knows none of its connections. Flows that owe bytes are in doubt
+//! then. A kernel that boots takes long, and timeouts become longer meanwhile. So as soon as G has
+//! sent an IP packet from the flow's address, flows in doubt are probed five times a second: who
+//! knows the connection acknowledges, who does not sends an RST, unless a filter drops the probe.
+
+use crate::limits::{DOUBT_PROBE_INTERVAL, DOUBT_PROBES, T_DOUBT};
+use crate::tcp::FlowContext;
+use crate::tcp::flow::{Flow, Why};
+use crate::time::Instant;
+use crate::wire::packet::IpAddr16;
+
+/// Addresses of a VM that are followed.
+const ADDRESSES_MAX: usize = 16;
+
+/// The time since the driver of a VM has begun anew, while connections owed something. Instants are
+/// of the VM's running time.
+#[derive(Debug)]
+pub(crate) struct Doubt {
+    since: Instant,
+    /// Addresses from which G has sent something since, not counting segments of connections in
+    /// the path; and when it last did.
+    heard: Vec<(IpAddr16, Instant)>,
+}
+
+impl Doubt {
+    /// G sends such a packet. `true`: the first from this address.
+    pub(crate) fn on_heard(&mut self, running: Instant, from: IpAddr16) -> bool {
+        if let Some((_, at)) = self.heard.iter_mut().find(|(ip, _)| *ip == from) {
+            *at = running;
+            return false;
+        }
+        let is_new = self.heard.len() < ADDRESSES_MAX;
+        if is_new {
+            self.heard.push((from, running));
+        }
+        is_new
+    }
+
+    /// Connections that are still in doubt have other timeouts by now.
+    pub(crate) fn is_over(&self, running: Instant) -> bool {
+        running.since(self.since) > T_DOUBT
+    }
+
+    fn heard_at(&self, from: IpAddr16) -> Option<Instant> {
+        self.heard.iter().find(|(ip, _)| *ip == from).map(|(_, at)| *at)
+    }
+}
+
+impl Flow {
+    /// The driver has begun anew.
+    pub(super) fn begin_doubt(&mut self, cx: &mut FlowContext<'_, '_>) {
+        if self.sender.una() < self.promised() {
+            self.receiver.set_doubted(true);
+            let since = cx.running();
+            let doubt = cx.vm.doubt.get_or_insert_with(|| Doubt { since, heard: vec![] }.into());
+            doubt.since = since;
+        }
+    }
+
+    /// G has acknowledged something of the connection: it knows it.
+    #[cold]
+    pub(super) fn end_doubt(&mut self) {
+        self.receiver.set_doubted(false);
+        self.timers.on_guest_progress();
+    }
+
+    /// G has sent something else, for the first time since the driver began anew.
+    pub(crate) fn on_guest_spoke(&mut self, cx: &mut FlowContext<'_, '_>) {
+        if self.is_live() && self.heard_in_doubt(cx).is_some() {
+            self.timers.on_guest_progress();
+            self.probe_in_doubt(cx);
+        }
+    }
+
+    /// When G was last heard from the flow's address, if the flow is in doubt.
+    pub(super) fn heard_in_doubt(&self, cx: &FlowContext<'_, '_>) -> Option<Instant> {
+        let doubt = cx.vm.doubt.as_deref().filter(|_| self.receiver.is_doubted())?;
+        doubt.heard_at(cx.key.g_addr)
+    }
+
+    /// G has not answered the last probe.
+    pub(super) fn on_doubt_timeout(&mut self, cx: &mut FlowContext<'_, '_>, heard_at: Instant) {
+        let unanswered = self.timers.back_off();
+        let patience = DOUBT_PROBE_INTERVAL.saturating_mul(DOUBT_PROBES.into());
+        if unanswered >= DOUBT_PROBES && cx.running().since(heard_at) < patience {
+            self.abort_both(cx, Why::GuestGone);
+        } else {
+            self.probe_in_doubt(cx);
+        }
+    }
+
+    fn probe_in_doubt(&mut self, cx: &FlowContext<'_, '_>) {
+        self.sender.on_window_shut();
+        self.timers.wait_for_probe(cx.running() + DOUBT_PROBE_INTERVAL);
+    }
+}
