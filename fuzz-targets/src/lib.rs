@@ -20,6 +20,7 @@ pub mod overlay;
 pub mod packets;
 pub mod requests;
 pub mod rings;
+pub mod sealed;
 pub mod sender;
 pub mod sockets;
 pub mod streams;
@@ -47,6 +48,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "sender", run: sender::run, seeds: sender::seeds },
     Target { name: "sockets", run: sockets::run, seeds: sockets::seeds },
     Target { name: "streams", run: streams::run, seeds: streams::seeds },
+    Target { name: "sealed", run: sealed::run, seeds: sealed::seeds },
     Target { name: "etcd", run: etcd::run, seeds: etcd::seeds },
     Target { name: "arena", run: arena::run, seeds: arena::seeds },
     Target { name: "config", run: config::run, seeds: config::seeds },

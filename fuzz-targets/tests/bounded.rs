@@ -133,6 +133,11 @@ fn whatever_another_host_says_in_a_stream_is_read_as_it_was_said_or_not_at_all()
 }
 
 #[test]
+fn whatever_another_host_says_by_tls_is_read_as_it_was_said_and_costs_a_turn_what_it_may() {
+    survives("sealed", 150);
+}
+
+#[test]
 fn whatever_etcd_says_is_read_as_it_was_said_or_is_nobodys() {
     survives("etcd", 1500);
 }

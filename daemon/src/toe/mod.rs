@@ -60,7 +60,7 @@ use bulletin::Bulletin;
 use device::{Blocked, Device};
 pub(crate) use fabric::{Doors, SEALED_BYTES_MAX, listen_at};
 use fabric::{Gone, StreamId, Streams};
-pub use fabric::{Heard, StreamReader};
+pub use fabric::{Heard, SealedReader, StreamReader};
 use kept::KeptBytes;
 pub use rules::Member;
 use rules::Rules;

@@ -60,7 +60,7 @@ pub use heard::Heard;
 pub(super) use heard::{Lost, Waits};
 pub(super) use peers::{Gone, Peers};
 pub(crate) use pipe::SEALED_BYTES_MAX;
-pub use reader::StreamReader;
+pub use reader::{SealedReader, StreamReader};
 pub(super) use stream::Stream;
 
 /// Streams at most, and half as many as the process may have descriptors.

@@ -46,10 +46,12 @@ const READ_MAX: usize = 8 << 10;
 /// What a pipe costs before others have their turn. A byte of plaintext costs 1, and a byte of the
 /// wire that brought none this many: so this is 32 KiB of records that change keys, which take
 /// 4 ms. A record of full length is 16 KiB, and costs half of it until all of it is there.
-const COST_MAX: usize = 512 << 10;
+pub(super) const COST_MAX: usize = 512 << 10;
 const COST_IN_VAIN: usize = 16;
 /// A read costs as much as so many bytes of the wire that bring nothing.
 const BYTES_OF_A_READ: usize = 64;
+/// The dearest of all reads.
+pub(super) const COST_OF_A_READ_MAX: usize = COST_IN_VAIN * (READ_MAX + BYTES_OF_A_READ);
 /// Bytes of the wire that bring no plaintext, in a row: more than a record of full length has,
 /// 16,406 without padding, with changes of keys before it. More than that is an unfinished message
 /// of a handshake, which rustls keeps until it is all there, up to 64 KiB.
