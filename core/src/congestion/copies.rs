@@ -80,19 +80,19 @@ impl Copies {
     }
 
     /// R has this piece, which left more than once, for the first time. `true`: it is the original,
-    /// for since the first copy a round trip has not passed, of which `shortest` is the shortest,
-    /// or R echoes a timestamp older than the first copy's. That tells nothing if G's clock stood
-    /// still in between, and only what is acknowledged first has brought the `echo`.
+    /// for no answer to the first copy can have come yet, which takes `soonest` at least, or R
+    /// echoes a timestamp older than the first copy's. That tells nothing if G's clock stood still
+    /// in between, and only what is acknowledged first has brought the `echo`.
     pub fn on_arrived(
         &mut self,
         now: Instant,
         p: &Piece,
-        shortest: Option<Duration>,
+        soonest: Option<Duration>,
         echo: Option<u32>,
     ) -> bool {
         let is_earlier = |c: &Copied| {
             let by_stamp = echo.zip(c.stamp).is_some_and(|(echo, own)| Seq(echo).lt(Seq(own)));
-            by_stamp || shortest.is_some_and(|shortest| now < c.at + shortest)
+            by_stamp || soonest.is_some_and(|soonest| now < c.at + soonest)
         };
         let mut of_it = self.list.iter().filter(|c| c.from < p.to && p.from < c.to).peekable();
         let is_original = of_it.peek().is_some() && of_it.all(is_earlier);

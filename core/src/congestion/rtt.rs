@@ -72,6 +72,15 @@ impl RttEstimator {
         (min < NEVER).then_some(min)
     }
 
+    /// No answer to what has just left comes sooner. A path may have become a little faster than
+    /// its shortest round trip. Behind several timeouts nothing is known of it, and what comes then
+    /// was hardly late for so long.
+    #[must_use]
+    pub fn soonest(&self) -> Option<Duration> {
+        let min = self.min().filter(|_| self.backoffs <= 1)?;
+        Some(Duration::from_nanos(min.as_nanos() / 4 * 3))
+    }
+
     /// Timeouts since the last sample.
     #[must_use]
     pub const fn backoffs(&self) -> u8 {

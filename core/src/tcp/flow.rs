@@ -324,11 +324,9 @@ impl Flow {
         }
         let closed = self.fin_acked_by_guest() && self.outbound.fin_acked();
         // R reads no ACK from beyond its window. G's ACKs come from the end of the bytes that it
-        // has sent, or from within the room that it was shown. If G has used all the room that it
-        // was promised, R waits no longer.
+        // has sent, or from within the room that it was shown.
         let edge = self.outbound.edge(self.options.shift_r);
-        let may = || !self.is_ahead() || self.window_shut();
-        let within = self.losses.shown() <= edge && may();
+        let within = self.losses.shown() <= edge && !self.is_ahead();
         !self.keeps_bytes()
             && self.has_handed_over()
             && (closed || (within && self.sender.edge() >= self.receiver.edge()))

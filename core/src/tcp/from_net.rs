@@ -380,7 +380,7 @@ impl Flow {
         Fate::Drop(DropReason::Duplicate)
     }
 
-    pub(super) fn window_shut(&self) -> bool {
+    fn window_shut(&self) -> bool {
         self.receiver.window_shut(&self.terms())
     }
 

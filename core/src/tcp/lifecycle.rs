@@ -207,7 +207,8 @@ impl Flow {
         if self.is_live() && !self.receiver.is_late() {
             self.receiver.set_late(true);
             let held = self.receiver.out_of_order();
-            if let Some((end, (from, _))) = held.max_end().zip(held.iter().next()) {
+            let blocks = held.max_end().zip(held.iter().next());
+            if let Some((end, (from, _))) = blocks.filter(|_| self.options.sack) {
                 self.losses.note_sacked(from, end);
             }
         }

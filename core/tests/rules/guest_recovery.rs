@@ -331,6 +331,26 @@ fn life_04_a_new_ring_gets_what_was_in_the_old_one_without_waiting_for_a_timeout
 }
 
 #[test]
+fn life_04_patience_that_was_lost_with_a_ring_comes_back_with_the_next_ack() {
+    let (w, r, g) = plain(Setup::new());
+    loses_a_flight(&r, &g, 5);
+    for ms in [250, 500] {
+        w.after_ms(ms);
+        assert_eq!(ranges(&g), segments(1001, 2001));
+    }
+    w.happens(Event::DriverReset(0));
+    w.set_features(GUEST, None);
+    w.happens(Event::DriverBack(0));
+    w.set_features(GUEST, Some(PortFeatures::default()));
+    assert_eq!(ranges(&g), segments(1001, 6001));
+    g.sends("ack 6001");
+    sends_segments(&r, 6001, 1);
+    assert_eq!(ranges(&g), segments(6001, 7001));
+    w.after_ms(250);
+    assert_eq!(ranges(&g), segments(6001, 7001));
+}
+
+#[test]
 fn life_04_a_driver_that_negotiates_anew_has_not_seen_what_is_in_its_ring() {
     let (w, r, g) = plain(Setup::new());
     g.stops(100);

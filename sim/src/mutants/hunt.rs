@@ -1,4 +1,5 @@
-//! The mutations of the table: core's tests must notice each, and most of the seeds that noticed one.
+//! The mutations of the table: core's tests must notice each, and most of the seeds that noticed
+//! one.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -37,8 +38,8 @@ pub struct Hunt {
 }
 
 /// Hunts all mutations of the table and gives its lines to `tell`. Returns what is not as it should
-/// be: a mutation that no test noticed, or no seed of those tried in a hunt anew, although the record
-/// says that one does; or judges of the simulated worlds that have become deaf.
+/// be: a mutation that no test noticed, or no seed of those tried in a hunt anew, although the
+/// record says that one does; or judges of the simulated worlds that have become deaf.
 ///
 /// A seed is another world with each change of the core, so a recorded one may not notice any more
 /// what it did. Most still do unless the judges hear nothing.
@@ -169,8 +170,8 @@ struct Noticed {
     test: Option<Caught>,
 }
 
-/// Tries the known test, then all others, and the known seed; all seeds in a hunt anew. What is known
-/// to be noticed by nobody is not tried.
+/// Tries the known test, then all others, and the known seed; all seeds in a hunt anew. What is
+/// known to be noticed by nobody is not tried.
 fn judge(built: &Built, n: usize, known: Option<&Known>, hunt: &Hunt) -> anyhow::Result<Noticed> {
     // For a few mutations the tests are not in question.
     let known_test = known.filter(|_| !hunt.anew || !hunt.only.is_empty());

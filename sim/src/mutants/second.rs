@@ -461,10 +461,6 @@ mutations! { SECOND:
     "a.sack.is_none()"
     => "true";
 
-    "duplicates behind a timeout count from the next bytes on", "SNOOP-29", "on_duplicate_ack",
-    "self.sent <= self.una"
-    => "self.next <= self.una";
-
     "an ACK with IP options goes on to G with its own number", "COM-30", "on_valid_segment",
     "!is_bare(f, range)"
     => "true";

@@ -410,12 +410,8 @@ mutations! { SENDING:
     => "true";
 
     "a flow leaves while G is shown more than R shows", "FLOOD-12", "quiescent",
-    "[[!self.is_ahead()]] || self.window_shut()"
+    "<= edge && [[!self.is_ahead()]]"
     => "true";
-
-    "a flow for which R waits stays while G is ahead", "FLOOD-32", "quiescent",
-    "!self.is_ahead() || [[self.window_shut()]]"
-    => "false";
 
     "who is to be handed back is shown more", "FLOOD-13", "hand_over",
     "[[wanted]] && flooded.may_go_on"

@@ -17,12 +17,13 @@ impl Sender {
         let doubtful = self.doubt != Doubt::None;
         let (una, is_timeout) = (self.una(), self.episode.phase() == Phase::Timeout);
         let Self { board, rack, rtt, episode, .. } = self;
+        let soonest = rtt.soonest();
         let mut sample = Some(Duration::from_nanos(u64::MAX));
         let blocks = if self.sack { a.blocks } else { &[] };
         let news = board.on_ack(a.ack, blocks, |p| {
             let is_late = if p.again {
                 let echo = a.echo.filter(|_| p.from == una);
-                episode.copies().on_arrived(now, p, rtt.min(), echo)
+                episode.copies().on_arrived(now, p, soonest, echo)
             } else {
                 p.state == State::Lost && !is_timeout // of which no copy has left
             };

@@ -14,7 +14,7 @@ fn state(trace: &Trace) -> (Phase, u64, u64) {
 
 #[test]
 fn flood_44_an_original_that_comes_within_a_round_trip_of_its_copy_undoes_the_reduction() {
-    // Of 103 to 150 no answer to the copy can have come, for the shortest round trip is 100. The
+    // From 103 to 150 no answer to the copy can have come, for the shortest round trip is 100. The
     // window is the 12 segments that it was, and 13000 with the ACK.
     let trace = Trace::run(
         &reno(),
@@ -35,6 +35,48 @@ fn flood_44_an_original_that_comes_within_a_round_trip_of_its_copy_undoes_the_re
     );
     assert_eq!(state(&trace), (Phase::Open, 15_000, u64::MAX));
     assert_eq!(trace.sender.retransmissions(), 1);
+}
+
+#[test]
+fn flood_44_a_path_that_has_become_a_little_faster_undoes_nothing() {
+    let script = "0   offer 500000
+             > 0:10000
+         100 ack 1000
+             > 10000:12000
+         101 ack 1000 2000:3000
+             > 12000:13000
+         102 ack 1000 2000:4000
+             > 13000:14000
+         103 ack 1000 2000:5000
+             > again 1000:2000
+         180 ack 5000
+         181 wait";
+    let trace = Trace::run(&reno(), us, script);
+    assert_eq!(state(&trace), (Phase::Recovery, 5_500, 5_500));
+}
+
+/// Found by simulation (seed 5038): the answer to the copy of a second timeout was taken for that
+/// of the original, all that was lost counted as under way, and the next timeout was minutes away.
+#[test]
+fn flood_44_behind_several_timeouts_no_answer_is_too_soon() {
+    Trace::run(
+        &reno(),
+        ms,
+        "0    offer 1000
+              > 0:1000
+         100  ack 1000
+         1000 offer 11000
+              > 1000:11000
+         1200 wait
+              > again 10000:11000
+         1540 wait
+              > again 1000:2000
+         2100 wait
+              > again 1000:2000
+         2170 ack 2000
+              > again 2000:3000
+         2180 wait",
+    );
 }
 
 #[test]
