@@ -1,8 +1,10 @@
 //! A VM whose front-end has gone: moved or dead? (LIFE-16) And one that may have rebooted
 //! (LIFE-04b).
 //!
-//! For [`T_AWAITED`](crate::limits::T_AWAITED) its connections stand still, because the guest may have moved, or come back as
-//! it was. Then they end, or go on.
+//! For [`T_AWAITED`] its connections stand still, because the guest may have moved, or come back
+//! as it was. Then they end, or go on.
+//!
+//! [`T_AWAITED`]: crate::limits::T_AWAITED
 
 use crate::engine::{Deed, Engine};
 use crate::port::PortId;
@@ -12,9 +14,11 @@ use crate::wire::packet::IpAddr16;
 
 impl Engine<'_> {
     /// The VMM of `port` has hung up, the port stays: its link is down. Its connections end after
-    /// [`T_AWAITED`](crate::limits::T_AWAITED), or when [another guest's driver](Self::set_port_features) is there (LIFE-05);
+    /// [`T_AWAITED`], or when [another guest's driver](Self::set_port_features) is there (LIFE-05);
     /// no VM is to be let in while they [end](Self::is_ending). Until then they stand still, and
     /// [`Self::handle_guest_back`] lets them go on.
+    ///
+    /// [`T_AWAITED`]: crate::limits::T_AWAITED
     pub fn handle_guest_gone(&mut self, now: Instant, port: PortId) {
         if self.port(port).is_some_and(|p| p.features.is_some()) {
             self.set_port_features(now, port, None);
@@ -42,8 +46,8 @@ impl Engine<'_> {
         self.port(port).map(|p| p.vm.presence)
     }
 
-    /// The guest of `port` has sent a packet from this address that is of no connection in the path.
-    /// If its driver began anew, it may have rebooted (LIFE-04b).
+    /// The guest of `port` has sent a packet from this address that is of no connection in the
+    /// path. If its driver began anew, it may have rebooted (LIFE-04b).
     pub(super) fn note_spoke(&mut self, now: Instant, port: PortId, from: IpAddr16) {
         let Some(vm) = self.port_mut(port).map(|p| &mut p.vm) else { return };
         let Some(doubt) = &mut vm.doubt else { return };
