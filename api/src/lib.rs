@@ -369,15 +369,16 @@ pub struct VmStatus {
     pub toe: Option<ToeStatus>,
     /// Its account at the booster; `None`: it has no boost.
     #[serde(default)]
-    pub boost: Option<BoostStatus>,
+    pub boost: Option<BoostAccount>,
     /// Counters since the daemon started, by name: `core/src/counters.rs` lists them all.
     #[serde(flatten)]
     pub counters: BTreeMap<String, u64>,
 }
 
-/// A VM's account at the booster (docs/boost.md). Counters are since the booster knows the VM.
+/// A VM's account at the booster (docs/boost.md), as `nightporter-boost` tells it. Counters are
+/// since the booster knows the VM.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
-pub struct BoostStatus {
+pub struct BoostAccount {
     /// How it is boosted and pays back: `nice` or `weight`; empty: not known yet.
     pub means: String,
     /// Why it is not boosted; empty: it is.
@@ -394,11 +395,13 @@ pub struct BoostStatus {
     pub ended_by_budget: u64,
     /// Boosts that ended because the vCPUs slept.
     pub ended_by_sleep: u64,
-    /// Boosts that ended, or waited, because the core's neighbours had to have a turn.
+    /// Boosts that did not begin, or ended, because the core's neighbours had to have a turn.
     pub waits: u64,
     /// Boosts that did not begin, because the budget was empty.
     pub empty: u64,
-    /// Times that most boosts were waste, and none began for 10 s.
+    /// VMs that want a core on which it may run, itself included, in hundredths.
+    pub competitors_percent: u64,
+    /// Times that boosts were learned to be waste, and none began for 10 s.
     pub rests: u64,
 }
 

@@ -8,6 +8,8 @@
 //! core use and wait for, over the last second. Without competition nobody pays, and nothing is
 //! owed.
 
+use nightporter_api::BoostAccount;
+
 use crate::protocol::{Budget, Claim};
 
 /// Favoured CPU time on one core that is not paid back, of all VMs together.
@@ -75,7 +77,7 @@ pub struct Account {
     ends: u32,
     rests_until: u64,
     /// Its numbers for operators.
-    pub numbers: crate::protocol::Account,
+    pub numbers: BoostAccount,
 }
 
 impl Account {
@@ -90,7 +92,7 @@ impl Account {
             debt_ns: 0,
             ends: 0,
             rests_until: 0,
-            numbers: crate::protocol::Account::default(),
+            numbers: BoostAccount::default(),
         }
     }
 

@@ -5,6 +5,7 @@
 //! those without take part in the accounts of a core. A VM's number is its port's. While something
 //! is favoured the booster sends pings, and takes everything back if no answer comes.
 
+use nightporter_api::BoostAccount;
 use serde::{Deserialize, Serialize};
 
 /// Both sides must have this one.
@@ -93,35 +94,6 @@ pub enum Report {
         /// Its number.
         vm: u16,
         /// Its numbers.
-        account: Account,
+        account: BoostAccount,
     },
-}
-
-/// The account of a VM.
-#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
-pub struct Account {
-    /// How it is boosted and pays back: `nice`, `weight`; empty: not known yet.
-    pub means: String,
-    /// Why it is not boosted; empty: it is.
-    pub refused: String,
-    /// Boosts that began.
-    pub boosts: u64,
-    /// CPU time for which it was favoured, in microseconds.
-    pub favoured_us: u64,
-    /// Of this, not paid back yet.
-    pub unpaid_us: u64,
-    /// Boosts that ended because G had not acknowledged in time.
-    pub ended_by_time: u64,
-    /// Boosts that ended with an empty budget.
-    pub ended_by_budget: u64,
-    /// Boosts that ended because the vCPUs slept.
-    pub ended_by_sleep: u64,
-    /// Boosts that did not begin, or ended, because the core's neighbours had to have a turn.
-    pub waits: u64,
-    /// Boosts that did not begin, because the budget was empty.
-    pub empty: u64,
-    /// VMs that want a core on which it may run, itself included, in hundredths.
-    pub competitors_percent: u64,
-    /// Times that boosts were learned to be waste, and none began for 10 s.
-    pub rests: u64,
 }

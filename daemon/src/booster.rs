@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use nightporter_api::BoostStatus;
+use nightporter_api::BoostAccount;
 use nightporter_boost::protocol::{Budget, Claim, Order, PACKET_BYTES_MAX, Report, VERSION};
 use nightporter_core::engine::Engine;
 use nightporter_core::port::PortId;
@@ -45,7 +45,7 @@ struct Known {
     pid: i32,
     /// What the booster was told last.
     told: Option<wanting::Want>,
-    account: Option<nightporter_boost::protocol::Account>,
+    account: Option<BoostAccount>,
 }
 
 impl Known {
@@ -163,26 +163,13 @@ impl Booster {
     }
 
     /// What the booster says of a VM; `None`: the VM has no boost.
-    pub(crate) fn status(&self, port: PortId) -> Option<BoostStatus> {
+    pub(crate) fn status(&self, port: PortId) -> Option<BoostAccount> {
         let known = self.vms.iter().find(|known| known.port == port && known.boost.is_some())?;
-        let account = known.account.clone().unwrap_or_default();
-        let refused = match &self.connection {
-            Some(_) => account.refused,
-            None => "nightporter-boost is not connected".into(),
-        };
-        Some(BoostStatus {
-            means: account.means,
-            refused,
-            boosts: account.boosts,
-            favoured_us: account.favoured_us,
-            unpaid_us: account.unpaid_us,
-            ended_by_time: account.ended_by_time,
-            ended_by_budget: account.ended_by_budget,
-            ended_by_sleep: account.ended_by_sleep,
-            waits: account.waits,
-            empty: account.empty,
-            rests: account.rests,
-        })
+        let mut account = known.account.clone().unwrap_or_default();
+        if self.connection.is_none() {
+            account.refused = "nightporter-boost is not connected".into();
+        }
+        Some(account)
     }
 
     /// Takes the booster that waits, in the place of the one before.

@@ -15,7 +15,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use nightporter_boost::protocol::{Account, Claim, Order, PACKET_BYTES_MAX, Report};
+use nightporter_api::BoostAccount;
+use nightporter_boost::protocol::{Claim, Order, PACKET_BYTES_MAX, Report};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
@@ -49,7 +50,7 @@ pub(crate) enum Source {
 #[derive(Debug)]
 struct Shared {
     source: Mutex<Source>,
-    account: Mutex<Account>,
+    account: Mutex<BoostAccount>,
     /// When something was last boosted, in milliseconds after `began`.
     boosted_at: AtomicU64,
     began: Instant,
@@ -81,7 +82,7 @@ impl Boosting {
         let booster = Process::spawn("nightporter-boost", command, log)?;
         let shared = Arc::new(Shared {
             source: Mutex::new(Source::None),
-            account: Mutex::new(Account::default()),
+            account: Mutex::new(BoostAccount::default()),
             boosted_at: AtomicU64::new(0),
             began: Instant::now(),
             stops: AtomicBool::new(false),
@@ -134,7 +135,7 @@ impl Boosting {
     }
 
     /// The guest's account.
-    pub(crate) fn account(&self) -> Account {
+    pub(crate) fn account(&self) -> BoostAccount {
         self.shared.account.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

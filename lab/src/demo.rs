@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use nightporter_boost::protocol::Account;
+use nightporter_api::BoostAccount;
 use nightporter_guest::control::{Command, Reply};
 
 use crate::accel::Accel;
@@ -218,7 +218,7 @@ fn boot(
 }
 
 fn print_boost(
-    account: Option<Account>,
+    account: Option<BoostAccount>,
     refused: Option<&str>,
     cpu_shares: &BTreeMap<&'static str, Vec<f64>>,
 ) {

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use nightporter_api::BoostAccount;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv,
@@ -12,7 +13,7 @@ use rustix::net::{
 };
 
 use super::nanos;
-use crate::protocol::{Account, Order, PACKET_BYTES_MAX, Report};
+use crate::protocol::{Order, PACKET_BYTES_MAX, Report};
 use crate::{BEAT, SILENCE_MAX};
 
 /// See the module doc.
@@ -24,7 +25,7 @@ pub(super) struct Daemon {
     pinged_at: u64,
     /// It stands, and was told so.
     stands: bool,
-    told: std::collections::BTreeMap<u16, Account>,
+    told: std::collections::BTreeMap<u16, BoostAccount>,
 }
 
 impl Daemon {
@@ -87,7 +88,7 @@ impl Daemon {
     }
 
     /// Tells the account of a VM, if it is not the one that was told last.
-    pub(super) fn tell(&mut self, vm: u16, account: &Account) {
+    pub(super) fn tell(&mut self, vm: u16, account: &BoostAccount) {
         if self.told.get(&vm) != Some(account) {
             self.told.insert(vm, account.clone());
             self.send(&Report::Account { vm, account: account.clone() });

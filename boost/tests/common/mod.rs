@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use nightporter_boost::protocol::{Account, Budget, Order, PACKET_BYTES_MAX, Report, VERSION};
+use nightporter_api::BoostAccount;
+use nightporter_boost::protocol::{Budget, Order, PACKET_BYTES_MAX, Report, VERSION};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CpuSet, sched_setaffinity};
@@ -158,7 +159,7 @@ pub(crate) struct Booster {
     listener: OwnedFd,
     connection: Option<OwnedFd>,
     paths: [PathBuf; 2],
-    account: Cell<Option<Account>>,
+    account: Cell<Option<BoostAccount>>,
     /// A process that stands for the daemon's worker.
     worker: Option<Hog>,
     _core: MutexGuard<'static, ()>,
@@ -240,7 +241,11 @@ impl Booster {
     }
 
     /// The account of a VM that `fits`.
-    pub(crate) fn account(&mut self, vm: u16, mut fits: impl FnMut(&Account) -> bool) -> Account {
+    pub(crate) fn account(
+        &mut self,
+        vm: u16,
+        mut fits: impl FnMut(&BoostAccount) -> bool,
+    ) -> BoostAccount {
         let begin = Instant::now();
         let mut last = None;
         loop {
@@ -271,7 +276,7 @@ impl Booster {
     }
 
     /// A report, if one comes within so many milliseconds. Pings are answered.
-    fn hears(&mut self, ms: u8) -> Option<(u16, Account)> {
+    fn hears(&mut self, ms: u8) -> Option<(u16, BoostAccount)> {
         let connection = self.connection.as_ref().unwrap();
         let mut fds = [PollFd::new(std::os::fd::AsFd::as_fd(connection), PollFlags::POLLIN)];
         if poll(&mut fds, PollTimeout::from(ms)).unwrap() == 0 {

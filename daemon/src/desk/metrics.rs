@@ -420,7 +420,7 @@ impl Snapshot {
         })?;
         let ends = "Boosts that ended early, or did not begin, by reason";
         self.vm_family(e, ("nightporter_boost_limits", ends, Counter), |vm| {
-            let of = |it: &'_ nightporter_api::BoostStatus| {
+            let of = |it: &'_ nightporter_api::BoostAccount| {
                 [
                     ("time", it.ended_by_time),
                     ("budget", it.ended_by_budget),
