@@ -40,15 +40,23 @@ fn boosted() -> (Cgroup, Hog, Hog, Booster) {
 #[ignore = "root, cgroups"]
 fn bst_04_a_vm_is_favoured_and_pays_back_and_is_as_before() {
     let (_cgroup, other, hog, mut booster) = compete();
+    let begin = Instant::now();
     booster.says(&Order::Boost { vm: 1, claim: Claim::Bytes, for_us: 1_000_000 });
     // Ten milliseconds in a row, then its neighbours have a turn: it pays.
     booster.until("it pays", || hog.class() == (0, 19));
     booster.until("it has paid", || hog.class() == NORMAL);
     assert_eq!(other.class(), NORMAL);
-    let account = booster.account(1, |it| it.favoured_us > 0 && it.unpaid_us == 0);
-    // On a busy machine the thread may lose its core in between, and is favoured once more.
-    assert!(account.boosts >= 1 && account.waits == account.boosts, "{account:?}");
-    assert!(account.favoured_us < 14_000 * account.boosts, "{account:?}");
+    // How often it was favoured depends on the other work of the machine. Each time ended because
+    // its neighbours had a turn, or with an empty budget.
+    let account = booster.account(1, |it| {
+        let ended = it.waits + it.ended_by_budget;
+        it.boosts > 0 && it.boosts == ended && it.unpaid_us == 0
+    });
+    let passed_us = u64::try_from(begin.elapsed().as_micros()).unwrap();
+    assert_eq!((account.ended_by_time, account.ended_by_sleep), (0, 0), "{account:?}");
+    // The booster looks every millisecond, and CPU time is as old as the last tick: 4 ms.
+    let most = 15_000 + passed_us / 6 + 4_000 * account.boosts;
+    assert!(account.favoured_us <= most, "at most {most}: {account:?}");
 }
 
 #[test]
