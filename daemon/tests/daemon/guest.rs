@@ -282,6 +282,12 @@ impl Guest {
         frames
     }
 
+    /// Takes what there is, and has `all` buffers on offer again: it has seen everything.
+    pub(crate) fn catches_up(&mut self, all: u64) {
+        self.received();
+        self.offer(all - self.offered.len() as u64);
+    }
+
     /// The frames that are there now. Each has a buffer: merging was not negotiated.
     pub(crate) fn received(&mut self) -> Vec<Vec<u8>> {
         let used = self.rx.used();

@@ -2,6 +2,7 @@
 //!
 //! Every wait is for a condition, with a limit that only a failure reaches.
 
+mod boost;
 mod changes;
 mod congestion;
 #[allow(dead_code)] // shared with the tests of the rings, which use more of it
