@@ -49,8 +49,9 @@ pub enum Ended {
 }
 
 impl Ended {
-    const fn is_waste(self) -> bool {
-        matches!(self, Self::Time | Self::Budget)
+    /// While an application reads, the guest has acknowledged all that it was owed.
+    fn is_waste(self, claim: Claim) -> bool {
+        matches!(self, Self::Time | Self::Budget) && claim != Claim::Reading
     }
 }
 
@@ -161,8 +162,8 @@ impl Account {
         self.debt_ns == 0
     }
 
-    /// A boost ended.
-    pub fn end(&mut self, now: u64, ended: Ended) {
+    /// A boost for `claim` ended.
+    pub fn end(&mut self, now: u64, ended: Ended, claim: Claim) {
         let numbers = &mut self.numbers;
         match ended {
             Ended::Served | Ended::TakenBack => {}
@@ -174,7 +175,7 @@ impl Account {
         if ended == Ended::TakenBack {
             return;
         }
-        self.ends = self.ends << 1 | u32::from(ended.is_waste());
+        self.ends = self.ends << 1 | u32::from(ended.is_waste(claim));
         if self.ends.count_ones() > WASTE_MAX {
             self.ends = 0;
             self.rests_until = now + REST_NS;
@@ -353,7 +354,7 @@ mod tests {
         let mut it = account();
         let wastes = |it: &mut Account, ended, times| {
             for _ in 0..times {
-                it.end(0, ended);
+                it.end(0, ended, Claim::Bytes);
             }
         };
         wastes(&mut it, Ended::Time, 4);
@@ -370,6 +371,11 @@ mod tests {
         assert_eq!(it.allowance(REST_NS, Claim::Bytes, 0, true), Ok(15 * MS));
         let numbers = &it.numbers;
         assert_eq!((numbers.ended_by_time, numbers.ended_by_budget), (8, 5));
+        // Whose application reads has acknowledged everything: that was no waste.
+        for _ in 0..40 {
+            it.end(REST_NS, Ended::Budget, Claim::Reading);
+        }
+        assert_eq!((it.numbers.ended_by_budget, it.numbers.rests), (45, 1));
     }
 
     #[test]

@@ -260,7 +260,7 @@ impl Vm {
         let used = used.saturating_sub(boost.used_before);
         if let Some(account) = &mut self.account {
             account.spend(now, used, n);
-            account.end(now, ended);
+            account.end(now, ended, boost.claim);
         }
         if !owed && owes(self) && ended != Ended::TakenBack {
             result = result.and(self.set(journal, Mode::Paying));
