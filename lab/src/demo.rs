@@ -1,6 +1,7 @@
 //! `make demo`: three real guests on one core; uploads into one of them and downloads from it, over
 //! several paths, interleaved; and transfers both ways at once.
 
+mod requests;
 mod rounds;
 
 use std::collections::BTreeMap;
@@ -20,16 +21,17 @@ use crate::download::{both, download};
 use crate::flood::{Complaints, Flood};
 use crate::image::{Image, NO_NP_FLOOD, log_dir, source_root};
 use crate::link::Link;
+use crate::passt::Passt;
 use crate::process::{self, CpuUse};
 use crate::progress::Progress;
 use crate::report::both::BothWays;
 use crate::report::checks::{checks, of_both_ways, of_troubles};
-use crate::report::{Direction, Gain, GuestShare, GuestTcp, NetPath, Report, Row};
+use crate::report::{Cell, Direction, Gain, GuestShare, GuestTcp, NetPath, Report, Row};
 use crate::rundir::RunDir;
-use crate::sched::{Competition, Scheduler};
+use crate::sched::{Competition, Layout, Scheduler};
 use crate::transfer::{Outcome, Upload};
 use crate::vmm::{Places, Vmm};
-use crate::world::{Net, World, address, guest_name};
+use crate::world::{Net, Plan, World, address, guest_name};
 
 pub(crate) use rounds::GOLDEN;
 use rounds::{BOTH_BYTES, Measured};
@@ -58,6 +60,8 @@ const CYCLE: Duration = Duration::from_millis(90);
 pub struct Options {
     /// The scheduler and the link: one case after the other.
     pub cases: Vec<(Scheduler, Link)>,
+    /// The cgroups in which the guests compete.
+    pub layout: Layout,
     /// Transfers for each path and size, at most.
     pub transfers: usize,
     /// Time for the transfers of one case; every cell gets at least one.
@@ -70,6 +74,8 @@ pub struct Options {
     pub paths: Vec<NetPath>,
     /// The paths of downloads.
     pub down_paths: Vec<NetPath>,
+    /// Requests and answers on an open connection over each path of uploads; 0: none.
+    pub requests: usize,
     /// `vm.boost` of the guest at the other end, for paths that have it.
     pub boost: String,
     /// Downloads of more than 1 MB too.
@@ -98,6 +104,7 @@ pub fn run(options: &Options) -> Result<bool> {
         options.down_paths.retain(|&path| path != NetPath::FloodBpf);
         eprintln!("no downloads over {}: {NO_NP_FLOOD}", NetPath::FloodBpf);
     }
+    let passt = find_passt(&mut options, &mut progress);
     let options = &options;
     let accel = match options.accel {
         Some(accel) => accel,
@@ -112,8 +119,8 @@ pub fn run(options: &Options) -> Result<bool> {
         // A thread of its own, because a world takes its thread into its network namespace.
         let (cores, image, progress) = (&cores, &image, &mut progress);
         let report = thread::scope(|scope| {
-            let inside =
-                scope.spawn(move || run_case(case, options, cores, accel, image, progress));
+            let kit = Kit { image, passt: passt.as_ref(), accel };
+            let inside = scope.spawn(move || run_case(case, options, cores, kit, progress));
             inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })?;
         println!("{}", report.table());
@@ -127,35 +134,61 @@ pub fn run(options: &Options) -> Result<bool> {
     Ok(kept)
 }
 
+/// passt, if a path asks for it. Where it cannot be had, its paths are left out.
+fn find_passt(options: &mut Options, progress: &mut Progress) -> Option<Passt> {
+    if !all_paths(options).any(NetPath::is_passt) {
+        return None;
+    }
+    progress.step("fetching and building passt");
+    match Passt::build() {
+        Ok(passt) => Some(passt),
+        Err(why) => {
+            eprintln!("NOT MEASURED: passt, which cannot be had here: {why:#}");
+            options.paths.retain(|path| !path.is_passt());
+            options.down_paths.retain(|path| !path.is_passt());
+            None
+        }
+    }
+}
+
+/// What cases are made of.
+#[derive(Clone, Copy)]
+struct Kit<'a> {
+    image: &'a Image,
+    passt: Option<&'a Passt>,
+    accel: Accel,
+}
+
 /// Boots the guests, measures, takes everything down.
 fn run_case(
     (scheduler, link): (Scheduler, Link),
     options: &Options,
     cores: &Cores,
-    accel: Accel,
-    image: &Image,
+    kit: Kit<'_>,
     progress: &mut Progress,
 ) -> Result<Report> {
+    let accel = kit.accel;
     let run_dir = RunDir::create()?;
     let logs = log_dir("demo")?;
     let places = Places { sockets: run_dir.path(), logs: &logs };
     progress
         .step(&format!("{scheduler} over {link}: booting three guests under QEMU with {accel}"));
     let with_boost = all_paths(options).any(NetPath::is_boosted);
-    let world = boot(options, (accel, image), (link, with_boost), (&run_dir, places))?;
-    let mut lab = Lab::new(world, scheduler);
+    let mut lab = Lab::new(boot(options, kit, (link, with_boost), (&run_dir, places))?, scheduler);
     progress.step("warming up, calibrating the guests' load");
     lab.warm_up()?;
-    lab.warm_up_downloads(options)?;
-    let competition = Competition::start(scheduler, cores, &lab.world.guests, &run_dir)?;
+    lab.warm_up_more(options)?;
+    let terms = (scheduler, options.layout);
+    let competition = Competition::start(terms, cores, &lab.world.guests, &run_dir)?;
     lab.start_load()?;
     if with_boost {
         lab.start_boosting(link, &logs)?;
     }
+    lab.forget_vcpu_times(); // of paths whose guests had nothing else to do yet
     let before = (lab.clock()?, lab.guest_tcp()?);
     lab.complaints = lab.world.complaints(usize::from(RECEIVER))?;
-    let Measured { cells, both, troubles } = lab.measure(options, progress)?;
-    let guests = lab.guest_shares(&before.0)?;
+    let Measured { cells, both, requests, troubles } = lab.measure(options, progress)?;
+    let (guests, cpu_shares) = (lab.guest_shares(&before.0)?, lab.cpu_shares());
     let guest_tcp = lab.guest_tcp()?.since(&before.1);
     progress.step("checking both sides' captures of one more upload of each size");
     let up = options.directions.contains(&Direction::Up);
@@ -164,15 +197,11 @@ fn run_case(
     let account = lab.boosting.take().map(|boosting| boosting.account());
     drop(competition);
     let link_measured = lab.world.link();
-    let (cpu_shares, boost_refused) = (lab.cpu_shares(), lab.boost_refused.take());
+    let boost_refused = lab.boost_refused.take();
     lab.world.stop()?;
     print_boost(account, boost_refused.as_deref(), &cpu_shares);
-    for failure in cells.iter().chain(&both).flat_map(|c| &c.failures) {
-        eprintln!("failed transfer: {failure}");
-    }
-    for line in traces.context("the trace checker")? {
-        println!("{line}");
-    }
+    print_failures(cells.iter().chain(&both));
+    traces.context("the trace checker")?.iter().for_each(|line| println!("{line}"));
     let rows: Vec<Row> = cells.iter().filter_map(Row::of).collect();
     let gains = Gain::all(&rows);
     let both_ways = BothWays::of(&both, &rows, &gains);
@@ -181,6 +210,7 @@ fn run_case(
     checks.extend(of_troubles(&troubles));
     Ok(Report {
         scheduler,
+        layout: options.layout,
         link,
         link_measured,
         accel,
@@ -189,7 +219,9 @@ fn run_case(
         guests,
         cpu_shares,
         boost_refused,
+        passt: kit.passt.map(|passt| passt.version.clone()),
         guest_tcp,
+        requests,
         troubles,
         checks,
         rows,
@@ -202,19 +234,31 @@ fn run_case(
 /// Boots the guests, with boost for the first if any path has it.
 fn boot(
     options: &Options,
-    (accel, image): (Accel, &Image),
+    kit: Kit<'_>,
     (link, with_boost): (Link, bool),
     (run_dir, places): (&RunDir, Places<'_>),
 ) -> Result<World> {
-    let guests = &[(Vmm::Qemu(accel), image); GUESTS];
-    let shape = Some(link.shape());
+    let guests = &[(Vmm::Qemu(kit.accel), kit.image); GUESTS];
     if with_boost {
         // With it nice has no effect between sessions, and the booster refuses.
         run_dir.write(Path::new("/proc/sys/kernel/sched_autogroup_enabled"), "0")?;
-        return World::start_with_boost(guests, shape, &options.boost, places);
     }
-    let with_daemon = all_paths(options).any(|path| path != NetPath::Tap);
-    World::start(guests, with_daemon, shape, places)
+    let is_asked = |net: &Net| all_paths(options).any(|path| net_of(path) == *net);
+    let nets: Vec<Net> = [Net::Passt, Net::PasstTuned].into_iter().filter(is_asked).collect();
+    let plan = Plan {
+        daemon: with_boost || is_asked(&Net::Nightporter),
+        boost: with_boost.then_some(&options.boost),
+        link: Some(link.shape()),
+        passt: kit.passt.map(|passt| (passt, &*nets)),
+        ..Plan::default()
+    };
+    World::start_as(guests, plan, places)
+}
+
+fn print_failures<'a>(cells: impl Iterator<Item = &'a Cell>) {
+    for failure in cells.flat_map(|cell| &cell.failures) {
+        eprintln!("failed transfer: {failure}");
+    }
 }
 
 fn print_boost(
@@ -303,6 +347,20 @@ impl Lab {
             other => bail!("calibrate was answered with {other:?}"),
         }
         Ok(())
+    }
+
+    /// The same for uploads over passt, and for downloads.
+    fn warm_up_more(&mut self, options: &Options) -> Result<()> {
+        for &path in options.paths.iter().filter(|path| path.is_passt()) {
+            for bytes in [SIZES[0], SIZES[2], SIZES[3]] {
+                self.select(path)?;
+                let outcome = self.send(path, &Upload::new(bytes, 0));
+                let outcome = outcome.with_context(|| format!("first transfer over {path}"))?;
+                ensure!(outcome.hash_ok, "the first transfer over {path} arrived damaged");
+                self.interrupts = outcome.guest_interrupts;
+            }
+        }
+        self.warm_up_downloads(options)
     }
 
     /// The same for downloads. The guest makes its data.
@@ -400,7 +458,7 @@ impl Lab {
     /// because captures cost time, and has the trace checker judge them. Returns what was checked.
     fn check_traces(&mut self, paths: &[NetPath], dir: &Path) -> Result<Vec<String>> {
         let mut lines = Vec::new();
-        for &path in paths.iter().filter(|path| !path.is_tap()) {
+        for &path in paths.iter().filter(|path| path.is_nightporter()) {
             self.select(path)?;
             let captures = self.world.capture(RECEIVER, dir)?;
             for bytes in TRACED {
@@ -435,11 +493,12 @@ impl Lab {
             _ => None,
         };
         let guest = guest_name(RECEIVER);
-        if path != NetPath::Tap && self.offload != Some(path != NetPath::Off) {
+        let ours = path.is_nightporter();
+        if ours && self.offload != Some(path != NetPath::Off) {
             self.world.daemon()?.set_offload(&guest, path != NetPath::Off)?;
             self.offload = Some(path != NetPath::Off);
         }
-        if path != NetPath::Tap && self.congestion_offload != flood.is_some() {
+        if ours && self.congestion_offload != flood.is_some() {
             self.world.daemon()?.set_congestion_offload(&guest, flood.is_some())?;
             self.congestion_offload = flood.is_some();
         }
@@ -464,6 +523,11 @@ impl Lab {
         Ok(())
     }
 
+    fn forget_vcpu_times(&mut self) {
+        self.selected = None;
+        self.vcpu_times.clear();
+    }
+
     /// See [`Report::cpu_shares`].
     fn cpu_shares(&self) -> BTreeMap<&'static str, Vec<f64>> {
         let share = |times: &Vec<Duration>| {
@@ -486,7 +550,17 @@ impl Lab {
 
 /// The receiving guest's address on a path.
 pub(crate) fn receiver(path: NetPath) -> std::net::Ipv4Addr {
-    address(RECEIVER, if path.is_tap() { Net::Tap } else { Net::Nightporter })
+    address(RECEIVER, net_of(path))
+}
+
+/// The NIC of a path.
+fn net_of(path: NetPath) -> Net {
+    match path.unboosted() {
+        NetPath::Tap => Net::Tap,
+        NetPath::Passt => Net::Passt,
+        NetPath::PasstTuned => Net::PasstTuned,
+        _ => Net::Nightporter,
+    }
 }
 
 /// The sizes of one direction's transfers.

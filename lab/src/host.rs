@@ -17,6 +17,7 @@ use std::fs::{self, File};
 use std::net::Ipv4Addr;
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
@@ -182,6 +183,19 @@ impl Remote {
         setns(&*self.namespace, CloneFlags::CLONE_NEWNET).expect("our own namespace");
     }
 
+    /// A command that runs `program` in the namespace, as a child of the caller.
+    #[must_use]
+    pub fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", self.path())).arg(program);
+        command
+    }
+
+    /// Where other processes find it: they can open our descriptors.
+    fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.namespace.as_raw_fd())
+    }
+
     /// Tells the remote host where a guest's NIC is, so that no ARP is part of a measurement.
     ///
     /// # Errors
@@ -214,10 +228,8 @@ pub fn cabled(addresses: [Ipv4Addr; 2]) -> Result<[Remote; 2]> {
 
 /// A cable without delay, `name` at the bridge's end.
 fn cable(remote: &Remote, name: &str) -> Result<()> {
-    // ip(8) takes a path for a namespace; it is our child, so it can open our descriptors.
-    let namespace = format!("/proc/{}/fd/{}", std::process::id(), remote.namespace.as_raw_fd());
     ip(&format!("link add {name} type veth peer name eth0"))?;
-    ip(&format!("link set eth0 netns {namespace}"))
+    ip(&format!("link set eth0 netns {}", remote.path())) // ip(8) takes a path for a namespace
 }
 
 fn connect_over(link: Shape, remote: &Remote) -> Result<DelayLine> {

@@ -14,6 +14,7 @@
 //! | [`vmm`] | a guest under QEMU or user-mode Linux, and its vCPU threads |
 //! | [`guest`] | the host's end of a guest's control channel |
 //! | [`daemon`] | nightporterd with one port per guest |
+//! | [`passt`] | passt, as another back-end of a guest |
 //! | [`captures`] | both sides of a guest's connections, and the trace checker's findings |
 //! | [`cpus`], [`sched`] | the use of cores; how the guests compete for theirs |
 //! | [`world`] | all of the above put together |
@@ -51,6 +52,7 @@ pub mod image;
 pub mod link;
 pub mod outside;
 pub mod packages;
+pub mod passt;
 pub mod peer;
 pub mod process;
 pub mod progress;

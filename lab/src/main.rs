@@ -16,7 +16,7 @@ use nightporter_lab::outside;
 use nightporter_lab::process;
 use nightporter_lab::report::{Direction, NetPath};
 use nightporter_lab::scenario;
-use nightporter_lab::sched::Scheduler;
+use nightporter_lab::sched::{Layout, Scheduler};
 
 /// Boots real guests, makes them compete for a core, and measures.
 #[derive(Parser)]
@@ -38,6 +38,9 @@ enum Command {
         /// The link to the guests.
         #[arg(long, value_enum)]
         link: Option<Link>,
+        /// The cgroups in which they share it.
+        #[arg(long, value_enum, default_value = "session")]
+        layout: Layout,
         /// Most transfers for each path and size.
         #[arg(long, default_value_t = 100)]
         transfers: usize,
@@ -61,6 +64,10 @@ enum Command {
             default_value = "tap,off,flood-route,flood-bpf"
         )]
         down_paths: Vec<NetPath>,
+        /// Requests and answers of 1 KB over each path of uploads, 20 a second, after the
+        /// transfers and beside --seconds.
+        #[arg(long, default_value_t = 0)]
+        requests: usize,
         /// `vm.boost` of the guest at the other end, for the paths with boost.
         #[arg(long, default_value = "15ms/90ms")]
         boost: String,
@@ -205,24 +212,28 @@ fn main() {
         Command::Demo {
             sched,
             link,
+            layout,
             transfers,
             seconds,
             sizes,
             directions,
             paths,
             down_paths,
+            requests,
             boost,
             full,
             accel,
             seed,
         } => demo::run(&Options {
             cases: cases(sched, link),
+            layout,
             transfers,
             time: Duration::from_secs(seconds),
             sizes,
             directions,
             paths,
             down_paths,
+            requests,
             boost,
             full,
             accel,
@@ -258,6 +269,11 @@ fn main() {
         }
         Command::Test { filter, captures } => scenario::run_all(&filter, captures.as_deref()),
     };
+    end(passed);
+}
+
+/// Ends the process: 0 if everything was as it has to be.
+fn end(passed: anyhow::Result<bool>) {
     match passed {
         Ok(true) => {}
         Ok(false) => std::process::exit(1),

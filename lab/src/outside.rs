@@ -17,7 +17,7 @@ use crate::process;
 use crate::report::NetPath;
 use crate::report::stats::{Quantiles, Ratio};
 use crate::rundir::RunDir;
-use crate::sched::{Competition, Scheduler};
+use crate::sched::{Competition, Layout, Scheduler};
 use crate::transfer::Upload;
 use crate::vmm::{Places, Vmm};
 use crate::world::World;
@@ -60,8 +60,8 @@ pub fn run(options: &Options) -> Result<()> {
             let world = World::start(&guests, true, Some(options.link.shape()), places)?;
             let mut lab = Lab::new(world, options.scheduler);
             lab.warm_up()?;
-            let competition =
-                Competition::start(options.scheduler, &cores, &lab.world.guests, &run_dir)?;
+            let case = (options.scheduler, Layout::Session);
+            let competition = Competition::start(case, &cores, &lab.world.guests, &run_dir)?;
             lab.start_load()?;
             for path in [NetPath::Tap, NetPath::AckOffload] {
                 compare(&mut lab, path, options, &file.to_string_lossy())?;

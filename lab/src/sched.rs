@@ -8,7 +8,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use nix::fcntl::Flock;
 use serde::Serialize;
@@ -39,6 +39,17 @@ pub enum Scheduler {
     Quota30,
     /// No load in the guests.
     Idle,
+}
+
+/// The cgroups in which the VMs compete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Layout {
+    /// All in that of the lab, as VMMs that one session has started.
+    Session,
+    /// One for each VM, and below it one for its vCPUs and one for the rest of its VMM, as libvirt
+    /// makes them.
+    Libvirt,
 }
 
 /// A turn of `strict30`.
@@ -90,17 +101,22 @@ impl Competition {
     /// # Errors
     /// Another run is using a contended core, or the kernel refuses; the message says what.
     pub fn start(
-        scheduler: Scheduler,
+        (scheduler, layout): (Scheduler, Layout),
         cores: &Cores,
         guests: &[Guest],
         run_dir: &RunDir,
     ) -> Result<Self> {
         let contended_core = run_dir.lock_contended_core()?;
+        let is_normal = matches!(scheduler, Scheduler::Eevdf | Scheduler::Idle);
+        ensure!(
+            layout == Layout::Session || is_normal,
+            "libvirt's cgroups are tried with eevdf and idle: others have their own"
+        );
         if scheduler == Scheduler::Rr30 {
             run_dir.write(Path::new(RR_TIMESLICE), "30")?;
         }
-        let cgroups = match scheduler {
-            Scheduler::Quota30 => Some(CpuCgroups::find()?),
+        let cgroups = match (scheduler, layout) {
+            (Scheduler::Quota30, _) | (_, Layout::Libvirt) => Some(CpuCgroups::find()?),
             _ => None,
         };
         let mut rotated = Vec::new();
@@ -108,7 +124,10 @@ impl Competition {
             let threads = guest.vcpu_threads()?;
             if let Some(cgroups) = &cgroups {
                 let name = format!("np-lab-{}-{index}", std::process::id());
-                cgroups.limit(&name, guest.pid(), &threads, run_dir)?;
+                match layout {
+                    Layout::Session => cgroups.limit(&name, guest.pid(), &threads, run_dir)?,
+                    Layout::Libvirt => cgroups.divide(&name, guest.pid(), &threads, run_dir)?,
+                }
             }
             for &thread in &threads {
                 pin(thread, &[cores.contended])?;
@@ -208,6 +227,36 @@ impl CpuCgroups {
             }
         }
         bail!("no mounted cgroup hierarchy has the cpu controller")
+    }
+
+    /// Puts process `pid` into a cgroup of its own, and its vCPUs' `threads` into one below.
+    fn divide(&self, name: &str, pid: i32, threads: &[i32], run_dir: &RunDir) -> Result<()> {
+        let (Self::V1(root) | Self::V2(root)) = self;
+        let machine = root.join(name);
+        let [emulator, vcpus] = ["emulator", "vcpu0"].map(|name| machine.join(name));
+        if matches!(self, Self::V2(_)) {
+            enable_cpu_controller(root, run_dir)?;
+        }
+        [&machine, &emulator, &vcpus].into_iter().try_for_each(|dir| run_dir.make_dir(dir))?;
+        let file = match self {
+            Self::V1(_) => {
+                put(&emulator.join("cgroup.procs"), pid)?;
+                "tasks"
+            }
+            Self::V2(_) => {
+                // See `limit`.
+                put(&machine.join("cgroup.procs"), pid)?;
+                put(&emulator.join("cgroup.type"), "threaded")?;
+                put(&vcpus.join("cgroup.type"), "threaded")?;
+                put(&machine.join("cgroup.subtree_control"), "+cpu")?;
+                for entry in fs::read_dir(format!("/proc/{pid}/task"))? {
+                    let thread = entry?.file_name();
+                    put(&emulator.join("cgroup.threads"), thread.display())?;
+                }
+                "cgroup.threads"
+            }
+        };
+        threads.iter().try_for_each(|thread| put(&vcpus.join(file), thread))
     }
 
     /// Puts `threads` of process `pid` into a cgroup of their own with the quota.

@@ -12,6 +12,7 @@ use crate::daemon::{Daemon, Vm};
 use crate::host::{self, Host, Remote, guest_nic};
 use crate::image::Image;
 use crate::link::{Measured, Shape};
+use crate::passt::{self, Passt};
 use crate::vmm::{Attach, Guest, Places, Spec, Vmm};
 
 /// A TCG guest boots in two seconds on an idle machine.
@@ -20,13 +21,17 @@ pub const BOOT_LIMIT: Duration = Duration::from_secs(60);
 /// Guest memory: the demo's bulk row is kept in memory until it is hashed.
 const GUEST_MEMORY_MIB: u32 = 192;
 
-/// One of a guest's two NICs. Also its index on the guest's side.
+/// One of a guest's NICs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Net {
     /// On QEMU's (or user-mode Linux's) own tap.
     Tap,
     /// On Nightporter.
     Nightporter,
+    /// On passt.
+    Passt,
+    /// On passt with larger receive buffers.
+    PasstTuned,
 }
 
 impl Net {
@@ -35,10 +40,12 @@ impl Net {
         match self {
             Self::Tap => 1,
             Self::Nightporter => 2,
+            Self::Passt => 3,
+            Self::PasstTuned => 4,
         }
     }
 
-    /// The guest's index of this NIC.
+    /// The guest's index of this NIC, of the first two.
     #[must_use]
     pub fn nic(self) -> usize {
         self as usize
@@ -52,7 +59,24 @@ pub struct World {
     pub guests: Vec<Guest>,
     /// nightporterd, unless the world has taps only.
     pub daemon: Option<Daemon>,
+    /// Those of the first guest.
+    passts: Vec<(Net, passt::Running)>,
     host: Host,
+}
+
+/// What a world has besides guests, taps and a remote host.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Plan<'a> {
+    /// The daemon, and a NIC of each guest on it.
+    pub daemon: bool,
+    /// With a daemon: a socket device in each guest.
+    pub toe: bool,
+    /// With a daemon: `vm.boost` of the first guest.
+    pub boost: Option<&'a str>,
+    /// The link to the remote host. `None`: it is next door.
+    pub link: Option<Shape>,
+    /// passt, and the NICs of the first guest on it.
+    pub passt: Option<(&'a Passt, &'a [Net])>,
 }
 
 /// The name of a guest, also of its port on the daemon.
@@ -80,20 +104,8 @@ impl World {
         link: Option<Shape>,
         places: Places<'_>,
     ) -> Result<Self> {
-        Self::boot(guests, [with_daemon, false], link, None, places)
-    }
-
-    /// Likewise, with a daemon, and with boost for the first guest.
-    ///
-    /// # Errors
-    /// As [`Self::start`].
-    pub fn start_with_boost(
-        guests: &[(Vmm, &Image)],
-        link: Option<Shape>,
-        boost: &str,
-        places: Places<'_>,
-    ) -> Result<Self> {
-        Self::boot(guests, [true, false], link, Some(boost), places)
+        let plan = Plan { daemon: with_daemon, link, ..Plan::default() };
+        Self::start_as(guests, plan, places)
     }
 
     /// Likewise, with a daemon, and a socket device in each guest.
@@ -101,24 +113,23 @@ impl World {
     /// # Errors
     /// As [`Self::start`].
     pub fn start_with_toe(guests: &[(Vmm, &Image)], places: Places<'_>) -> Result<Self> {
-        Self::boot(guests, [true, true], None, None, places)
+        Self::start_as(guests, Plan { daemon: true, toe: true, ..Plan::default() }, places)
     }
 
-    fn boot(
-        guests: &[(Vmm, &Image)],
-        [with_daemon, with_toe]: [bool; 2],
-        link: Option<Shape>,
-        boost: Option<&str>,
-        places: Places<'_>,
-    ) -> Result<Self> {
-        let host = Host::create(&[Net::Tap.subnet(), Net::Nightporter.subnet()], link)?;
+    /// Likewise, with what the plan says.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_as(guests: &[(Vmm, &Image)], plan: Plan<'_>, places: Places<'_>) -> Result<Self> {
+        let mut subnets = vec![Net::Tap.subnet(), Net::Nightporter.subnet()];
+        subnets.extend(plan.passt.iter().flat_map(|(_, nets)| nets.iter().map(|net| net.subnet())));
+        let host = Host::create(&subnets, plan.link)?;
         let count = u8::try_from(guests.len()).context("a handful of guests")?;
-        let daemon = with_daemon
-            .then(|| start_daemon(&host, guests, (with_toe, boost), places))
-            .transpose()?;
-        let mut world = Self { guests: Vec::new(), daemon, host };
+        let daemon = plan.daemon.then(|| start_daemon(&host, guests, plan, places)).transpose()?;
+        let passts = start_passts(&host, plan, places)?;
+        let mut world = Self { guests: Vec::new(), daemon, passts, host };
         for (index, (vmm, image)) in (0..count).zip(guests) {
-            world.guests.push(world.start_guest(index, (*vmm, image), with_toe, places)?);
+            world.guests.push(world.start_guest(index, (*vmm, image), plan.toe, places)?);
         }
         for (guest, (vmm, _)) in world.guests.iter_mut().zip(guests) {
             guest.wait_ready(BOOT_LIMIT)?;
@@ -191,18 +202,39 @@ impl World {
             let nic = guest_nic(index, Net::Nightporter.subnet());
             nics.push((nic, Attach::VhostUser(daemon.socket(&name))));
         }
+        let mut subnets = vec![Net::Tap.subnet(), Net::Nightporter.subnet()];
+        for (net, passt) in self.passts.iter().filter(|_| index == 0) {
+            let nic = guest_nic(index, net.subnet());
+            nics.push((nic, Attach::VhostUser(passt.socket.clone())));
+            subnets.push(net.subnet());
+        }
         nics.iter().try_for_each(|(nic, _)| self.host.remote().know(nic))?;
-        let neighbours = host::remote_neighbours(&[Net::Tap.subnet(), Net::Nightporter.subnet()]);
+        let neighbours = host::remote_neighbours(&subnets);
         let toe = self.daemon.as_ref().filter(|_| with_toe).map(|daemon| daemon.toe_socket(&name));
         let spec = Spec { name, vmm, memory_mib: GUEST_MEMORY_MIB, nics, neighbours, toe };
         Guest::start(&spec, image, places)
     }
 }
 
+fn start_passts(
+    host: &Host,
+    plan: Plan<'_>,
+    places: Places<'_>,
+) -> Result<Vec<(Net, passt::Running)>> {
+    let Some((passt, nets)) = plan.passt else { return Ok(Vec::new()) };
+    let start = |&net: &Net| {
+        let (name, tuned) =
+            if net == Net::PasstTuned { ("passt-tuned", true) } else { ("passt", false) };
+        let at = (name, &guest_nic(0, net.subnet()), net.subnet());
+        Ok((net, passt.start(host, at, tuned, (places.sockets, places.logs))?))
+    };
+    nets.iter().map(start).collect()
+}
+
 fn start_daemon(
     host: &Host,
     guests: &[(Vmm, &Image)],
-    (toe, boost): (bool, Option<&str>),
+    Plan { toe, boost, .. }: Plan<'_>,
     places: Places<'_>,
 ) -> Result<Daemon> {
     host.add_tap("uplink")?;

@@ -9,6 +9,7 @@ use super::{Lab, Options, RECEIVER, sizes};
 use crate::download::both;
 use crate::process::CpuUse;
 use crate::progress::Progress;
+use crate::report::requests::Requests;
 use crate::report::{Cell, Cost, Direction, NetPath, Sample, Trouble};
 use crate::sched::Scheduler;
 use crate::transfer::{Outcome, Upload};
@@ -34,6 +35,8 @@ pub(super) struct Measured {
     pub(super) cells: Vec<Cell>,
     /// Both ways at once: two of each path.
     pub(super) both: Vec<Cell>,
+    /// Requests and answers.
+    pub(super) requests: Vec<Requests>,
     /// Complaints over each path of downloads.
     pub(super) troubles: Vec<Trouble>,
 }
@@ -93,7 +96,9 @@ impl Lab {
             let plan = (options.transfers, for_both);
             self.rounds_both_ways(plan, &both_paths, &mut random, progress, &mut all)?;
         }
-        self.select(NetPath::Off)?; // nothing floods any more, and all is paid back
+        all.requests = self.ask(options, &mut random, progress)?;
+        // Nothing floods any more, and all is paid back.
+        self.select(if self.world.daemon.is_some() { NetPath::Off } else { NetPath::Tap })?;
         self.selected = None;
         Ok(all)
     }
@@ -307,7 +312,7 @@ fn fraction(random: &mut u64) -> f64 {
 }
 
 /// 0 … length-1 in random order (Fisher and Yates).
-fn shuffled(length: usize, random: &mut u64) -> Vec<usize> {
+pub(super) fn shuffled(length: usize, random: &mut u64) -> Vec<usize> {
     let mut order: Vec<usize> = (0..length).collect();
     for i in (1..length).rev() {
         let j = splitmix64(random) % (i as u64 + 1);

@@ -124,6 +124,23 @@ fn wanted_of_the_best(scheduler: Scheduler, link: Link) -> Option<f64> {
     (scheduler == Scheduler::Rr30 && link == Link::Lan).then_some(12.5)
 }
 
+/// The gains in delivered time over tap that are wanted with boost: direction, path, bytes, times
+/// faster.
+fn wanted_of_boosts(
+    scheduler: Scheduler,
+    link: Link,
+) -> &'static [(Direction, NetPath, usize, f64)] {
+    match (scheduler, link) {
+        (Scheduler::Eevdf, Link::Lan) => &[
+            (Direction::Up, NetPath::AckOffloadBoost, 100_000, 4.0),
+            (Direction::Up, NetPath::AckOffloadBoost, 1_000_000, 3.3),
+            (Direction::Down, NetPath::FloodRouteBoost, 100_000, 4.0),
+            (Direction::Down, NetPath::FloodRouteBoost, 1_000_000, 4.0),
+        ],
+        _ => &[],
+    }
+}
+
 /// A download that is no larger is a small flow, bytes.
 const SMALL_MAX: usize = 1_000_000;
 
@@ -157,12 +174,21 @@ pub fn checks(scheduler: Scheduler, link: Link, rows: &[Row], gains: &[Gain]) ->
             Check { what: format!("best of small downloads: {}", check.what), ..check }
         }));
     }
-    // Two ways to flood are no alternatives, and a host is only as fast as its guest is scheduled.
+    for &(direction, path, bytes, wanted) in wanted_of_boosts(scheduler, link) {
+        let of_this = |g: &&Gain| {
+            (g.direction, g.path, g.over, g.bytes) == (direction, path, NetPath::Tap, bytes)
+        };
+        checks.extend(gains.iter().find(of_this).map(|gain| boosted(gain, wanted)));
+    }
+    // What others do is not ours to promise, and no yardstick where nothing is promised of it. Two
+    // ways to flood are no alternatives, and a host is only as fast as its guest is scheduled.
+    let is_promised =
+        |g: &&Gain| g.path.is_nightporter() && !g.over.is_passt() && g.over != NetPath::TapBoost;
     let compared = |g: &&Gain| match g.direction {
         Direction::Up => true,
         Direction::Down => !g.over.is_flood() && scheduler == Scheduler::Idle,
     };
-    checks.extend(gains.iter().filter(compared).map(not_slower));
+    checks.extend(gains.iter().filter(is_promised).filter(compared).map(not_slower));
     checks
 }
 
@@ -236,6 +262,15 @@ fn flooded(gain: &Gain, wanted: f64) -> Check {
     let ok = gain.delivered.ratio >= wanted;
     let bound = (!ok).then_some(FLOODED_BOUND);
     Check { bound, ..check(what, gain.delivered, wanted, Verdict::of(ok)) }
+}
+
+fn boosted(gain: &Gain, wanted: f64) -> Check {
+    let (path, over) = (gain.path, gain.over);
+    let what = match gain.direction {
+        Direction::Up => format!("{}, delivered: {path} over {over}", size(gain.bytes)),
+        Direction::Down => format!("{} down, delivered: {path} over {over}", size(gain.bytes)),
+    };
+    check(what, gain.delivered, wanted, Verdict::of(gain.delivered.ratio >= wanted))
 }
 
 fn not_slower(gain: &Gain) -> Check {
@@ -366,6 +401,19 @@ mod tests {
         };
         let verdicts = [0, 2, 13, 17, 28, 30].map(verdict);
         assert_eq!(verdicts, [Broken, Broken, NotDecided, NotDecided, Kept, Kept]);
+    }
+
+    #[test]
+    fn boost_promises_a_gain_over_tap_and_passt_and_boost_from_outside_promise_nothing() {
+        let of = |path, ms| {
+            let cells = [cell(NetPath::Tap, 100_000, 20, 40), cell(path, 100_000, 5, ms)];
+            kept(Scheduler::Eevdf, Link::Lan, &cells)
+        };
+        assert_eq!(of(NetPath::AckOffloadBoost, 10), [Kept, Kept, Kept]);
+        assert_eq!(of(NetPath::AckOffloadBoost, 11), [Kept, Broken, Kept]);
+        assert_eq!(of(NetPath::AckOffloadBoost, 60), [Kept, Broken, Broken]);
+        assert_eq!(of(NetPath::Passt, 60), [Kept], "but the hashes");
+        assert_eq!(of(NetPath::TapBoost, 60), [Kept]);
     }
 
     #[test]

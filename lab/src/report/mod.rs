@@ -1,10 +1,11 @@
 //! The result of a demo: tables for people and `result.json` for programs.
 //!
-//! [`stats`] sums up, [`both`] does so for transfers both ways at once, [`checks`] judges, `table`
-//! prints.
+//! [`stats`] sums up, [`both`] does so for transfers both ways at once, [`requests`] for requests
+//! and answers, [`checks`] judges, `table` prints.
 
 pub mod both;
 pub mod checks;
+pub mod requests;
 pub mod stats;
 mod table;
 
@@ -20,10 +21,11 @@ use serde::Serialize;
 use crate::accel::Accel;
 use crate::flood::Complaints;
 use crate::link::{Link, Measured};
-use crate::sched::Scheduler;
+use crate::sched::{Layout, Scheduler};
 use crate::transfer::Outcome;
 use both::BothWays;
 use checks::{Check, Verdict};
+use requests::Requests;
 use stats::{Quantiles, Ratio, round3};
 
 /// A way from the remote host into the guest.
@@ -40,6 +42,10 @@ pub enum NetPath {
     FloodRoute,
     /// The same, with a guest that floods by `np_flood`.
     FloodBpf,
+    /// passt, with the kernel's receive buffers.
+    Passt,
+    /// passt, with receive buffers of 8 MB.
+    PasstTuned,
     /// [`Self::Tap`], with boost from outside.
     #[value(name = "tap+boost")]
     #[serde(rename = "tap+boost")]
@@ -74,6 +80,8 @@ impl NetPath {
             Self::AckOffload => "ack-offload",
             Self::FloodRoute => "flood-route",
             Self::FloodBpf => "flood-bpf",
+            Self::Passt => "passt",
+            Self::PasstTuned => "passt-tuned",
             Self::TapBoost => "tap+boost",
             Self::AckOffloadBoost => "ack-offload+boost",
             Self::FloodRouteBoost => "flood-route+boost",
@@ -101,6 +109,18 @@ impl NetPath {
     #[must_use]
     pub fn is_tap(self) -> bool {
         self.unboosted() == Self::Tap
+    }
+
+    /// It is over passt.
+    #[must_use]
+    pub const fn is_passt(self) -> bool {
+        matches!(self, Self::Passt | Self::PasstTuned)
+    }
+
+    /// It is over Nightporter.
+    #[must_use]
+    pub fn is_nightporter(self) -> bool {
+        !self.is_tap() && !self.is_passt()
     }
 
     /// The guest floods.
@@ -359,6 +379,8 @@ impl Gain {
 pub struct Report {
     /// How the guests competed.
     pub scheduler: Scheduler,
+    /// The cgroups in which they did.
+    pub layout: Layout,
     /// The link between the sender and the guests' host.
     pub link: Link,
     /// The measured values of that link.
@@ -377,6 +399,9 @@ pub struct Report {
     /// Why no VM was boosted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub boost_refused: Option<String>,
+    /// Version of passt's source package, if it was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub passt: Option<String>,
     /// Counters of the TCP of the guest at the other end.
     pub guest_tcp: GuestTcp,
     /// One row per path and size.
@@ -386,6 +411,9 @@ pub struct Report {
     /// Transfers both ways at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub both_ways: Option<BothWays>,
+    /// Requests and answers on an open connection.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub requests: Vec<Requests>,
     /// Complaints over each path of downloads.
     pub troubles: Vec<Trouble>,
     /// The conditions of the demo in this case, and their verdicts.

@@ -33,6 +33,13 @@ impl Quantiles {
     }
 }
 
+/// The same for any percentile, in thousandths.
+pub(crate) fn percentile(sample: &[f64], per_mille: usize) -> Option<f64> {
+    let mut sorted = sample.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    (!sorted.is_empty()).then(|| quantile(&sorted, per_mille))
+}
+
 /// Of a sorted sample of at least one, linear between neighbours.
 fn quantile(sorted: &[f64], per_mille: usize) -> f64 {
     let last = sorted.len() - 1;

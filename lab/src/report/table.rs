@@ -30,6 +30,12 @@ impl Report {
         if let Some(both) = &self.both_ways {
             both_ways(&mut out, both);
         }
+        if !self.requests.is_empty() {
+            out.push_str(REQUESTS);
+        }
+        for requests in &self.requests {
+            let _ = writeln!(out, "{requests}");
+        }
         let _ = writeln!(out, "\n{COSTS}");
         for row in &self.rows {
             let _ = writeln!(out, "{}", cost_line(row));
@@ -106,6 +112,13 @@ const HEADER: &str = "   \
     connect         acked          both          delivered                    gain
 path          p50  mean    p50  mean    p50  mean    p10   p50   p90  mean   \
     acked             delivered";
+
+const REQUESTS: &str = "
+Requests and answers of 1 KB on an open connection, 20 a second, from when each was due: ms, and of
+the tap's. Beside them what another guest lost against an equal share in a window of a second,
+percent of that second.
+path                   n     p50     p90     p99  p50/tap p99/tap  loss50  loss99 (windows)
+";
 
 const COSTS: &str = "What one transfer cost (means): interrupts of the guest's NICs; \
     ms of CPU of the receiver's vCPU

@@ -60,6 +60,7 @@ fn the_json_has_the_documented_shape() {
     let share = GuestShare { cpu_percent: 33.0, switches_per_s: 11.0, load_done_percent: 20 };
     let report = Report {
         scheduler: Scheduler::Strict30,
+        layout: Layout::Session,
         link: Link::Metro,
         link_measured: Some(Measured { round_trip_ms: 10.1, rate_mbit_s: 990.0 }),
         accel: Accel::Tcg,
@@ -68,9 +69,11 @@ fn the_json_has_the_documented_shape() {
         guests: vec![share; 3],
         cpu_shares: std::collections::BTreeMap::new(),
         boost_refused: None,
+        passt: None,
         guest_tcp: GuestTcp::default(),
         gains: Gain::all(&rows),
         both_ways: BothWays::of(&both, &rows, &Gain::all(&rows)),
+        requests: Vec::new(),
         troubles: vec![Trouble::none(NetPath::Tap)],
         rows,
         checks: vec![Check {
