@@ -12,6 +12,7 @@ use rustix::net::{
 
 use crate::flows::World;
 use crate::host::{Dir, LIMIT};
+use crate::segment::{End, SYN, Segment};
 
 const BUDGET: Budget = Budget { cpu_us: 15_000, window_us: 90_000 };
 
@@ -121,6 +122,24 @@ fn bst_01_an_ack_is_a_turn_until_the_guest_has_seen_it() {
     booster.has_heard_all();
     world.guest.catches_up(BUFFERS);
     booster.hears_end();
+    booster.has_heard_all();
+}
+
+#[test]
+fn bst_01_a_syn_to_a_port_that_accepts_is_a_turn() {
+    let (mut world, booster) = world();
+    for port in 40_002..40_005 {
+        let syn = Segment { flags: SYN, seq: 7, window: 64_000, ..Segment::default() };
+        world.remote.send_plain(&syn.frame(End(1, port), End(2, 80)));
+        booster.hears_boost(Claim::Turn, 50_000);
+        assert_eq!(world.at_guest().flags, SYN);
+        world.guest.catches_up(BUFFERS);
+        booster.hears_end();
+    }
+    // Nobody has accepted at this one.
+    let syn = Segment { flags: SYN, seq: 7, window: 64_000, ..Segment::default() };
+    world.remote.send_plain(&syn.frame(End(1, 40_002), End(2, 81)));
+    assert_eq!(world.at_guest().flags, SYN);
     booster.has_heard_all();
 }
 
