@@ -24,8 +24,9 @@ use crate::wire::{Ip, Seq, Tcp, TcpFlags};
 pub const BASE: u64 = 1 << 32;
 /// A connection that is idle for so long is forgotten (LIFE-02: an hour).
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(3600);
-/// A clock that was last received so long ago may have gone half way round (`TCP_PAWS_24DAYS`).
-const PAWS_AGE: Duration = Duration::from_secs(24 * 24 * 3600);
+/// A clock that was last received so long ago may have gone half way round (`TCP_PAWS_WRAP` of
+/// Linux 6.7: 2,147 s). The host counts in eights of seconds, and may let go by 11 s earlier.
+pub(crate) const PAWS_AGE: Duration = Duration::from_secs(2_136);
 /// Repetitions further apart than this are not of one retransmission.
 const ROUND: Duration = Duration::from_millis(50);
 

@@ -335,10 +335,17 @@ pub const TIMER_FLOOR: Duration = Duration::from_millis(2);
 /// And after at least this much while the guest shows no life, then after twice as long, and so on:
 /// a paused VM must cost nothing, and one that took what it was given be seen to.
 pub const TIMER_FLOOR_PAUSED: Duration = Duration::from_millis(100);
-/// Older `ts.recent` does not count for PAWS: 24 days (SNOOP-04, RFC 7323 section 5.5).
-pub const PAWS_IDLE: Duration = Duration::from_secs(24 * 24 * 3600);
+/// A smaller MSS option, timestamps included, counts as this one (`tcp_min_snd_mss` of Linux 6.18).
+pub const MSS_MIN: u16 = 48;
+/// Older `ts.recent` does not count for PAWS (SNOOP-04, RFC 7323 section 5.5): a clock of
+/// microseconds has gone half way round by then (`TCP_PAWS_WRAP` of Linux 6.7 and later, which has
+/// such clocks; before, and with clocks of milliseconds, it was 24 days).
+pub const PAWS_IDLE: Duration = Duration::from_secs(2_147);
 /// A TSval may be this much older than the newest (`TCP_PAWS_WINDOW` of Linux 6.18).
 pub const PAWS_TICKS: i32 = 1;
+/// And of a duplicate ACK this much: the shortest timeout, 200 ms, of a clock of 1,200 Hz
+/// (`tcp_tsval_replay` of Linux 6.18, which takes the present timeout).
+pub const PAWS_REPLAY: i32 = 240;
 /// A guest with unseen frames is looked at for signs of life after this, and whenever a timer is
 /// due: as often as the timing wheel ticks, and far more often than [`RUNNING_CREDIT_MAX`].
 pub const PROGRESS_INTERVAL: Duration = Duration::from_millis(1);

@@ -71,10 +71,13 @@ impl Instant {
         (self.as_millis() & u64::from(u32::MAX)).try_into().unwrap_or(u32::MAX)
     }
 
-    /// The low bits of the hour it is in; they repeat after seven years.
+    /// Seconds.
+    pub(crate) const EIGHT: u64 = 8;
+
+    /// The low bits of its number of [`Self::EIGHT`]s; they repeat after six days.
     #[must_use]
-    pub(crate) fn low_hours(self) -> u16 {
-        (self.as_secs() / 3600 % (1 << 16)).try_into().unwrap_or(0)
+    pub(crate) fn low_eights(self) -> u16 {
+        (self.as_secs() / Self::EIGHT % (1 << 16)).try_into().unwrap_or(0)
     }
 
     /// Time from `earlier` to `self`; zero if `earlier` is later.

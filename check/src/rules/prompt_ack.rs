@@ -32,7 +32,7 @@ use nightporter_core::tcp::flow::State;
 use nightporter_core::time::{Duration, Instant};
 
 use super::Ensure;
-use crate::history::{History, Side};
+use crate::history::{History, PAWS_AGE, Side};
 use crate::out::{In, Out, is_foreign};
 use crate::ranges::Ranges;
 
@@ -43,8 +43,6 @@ const SEGMENTS_MAX: usize = 2;
 /// SNOOP-10. Segments that the host need not take, and may have taken, count too, each as a range
 /// of its own (seed 85347).
 const RANGES_MAX: usize = 64;
-/// 24 days (`TCP_PAWS_24DAYS`), which the host counts in whole hours.
-const CLOCK_AGE: Duration = Duration::from_secs((24 * 24 - 1) * 3600);
 /// An idle flow gives its place back (`T_PARK`).
 const PARKED_AFTER: Duration = Duration::from_secs(1);
 
@@ -185,7 +183,7 @@ pub(crate) fn after_out(h: &mut History, o: &Out<'_>) {
 }
 
 pub(crate) fn on_step(h: &mut History, now: Instant) -> Ensure {
-    let outdated = h.timestamps() && now.since(h.heard_from_guest) >= CLOCK_AGE;
+    let outdated = h.timestamps() && now.since(h.heard_from_guest) >= PAWS_AGE;
     let late = h.quality.late.is_late;
     if !h.is_twinned() || outdated || late {
         h.quality.waiting.behind_hole.clear();

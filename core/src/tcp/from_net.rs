@@ -219,6 +219,9 @@ impl Flow {
             return Ok(());
         }
         if !self.timestamps.is_current(cx.now, ts.tsval, limits::PAWS_TICKS) {
+            if let Some(judged) = self.on_overtaken_ack(cx, f, ts.tsval) {
+                return judged;
+            }
             match tcp.payload_len {
                 0 => self.challenge_ack(cx),
                 // It asks whether G is there: H does not answer for a silent G (INV-19).
@@ -228,6 +231,31 @@ impl Flow {
             return Err(DropReason::Paws);
         }
         Ok(())
+    }
+
+    /// A bare ACK with an old timestamp, as when a path reorders. It brings nothing and causes no
+    /// answer, or it is a duplicate (`tcp_disordered_ack_check` of Linux 6.18).
+    fn on_overtaken_ack(
+        &self,
+        cx: &FlowContext<'_, '_>,
+        f: &Frame<'_>,
+        tsval: u32,
+    ) -> Option<Result<(), DropReason>> {
+        let (tcp, next) = (f.tcp, self.receiver.next());
+        let content = TcpFlags::SYN.union(TcpFlags::FIN);
+        if tcp.payload_len > 0
+            || tcp.flags.intersects(content)
+            || !tcp.flags.contains(TcpFlags::ACK)
+        {
+            return None;
+        }
+        if tcp.seq.unwrap(next) < next {
+            return Some(Err(DropReason::Paws));
+        }
+        let is_duplicate = tcp.seq == Seq::wrap(next)
+            && self.outbound.is_known(tcp.ack, tcp.window)
+            && self.timestamps.is_current(cx.now, tsval, limits::PAWS_REPLAY);
+        is_duplicate.then_some(Ok(()))
     }
 
     /// SNOOP-15: an RST that is not exact and yet in the window is challenged.

@@ -313,8 +313,8 @@ impl Flow {
             self.timestamps.on_tsval_from_net(ts.tsval);
             edit.set_timestamps(self.timestamps.to_guest().tsval, ts.tsecr);
         }
-        if self.options.ecn && ip.tos & ECN_MASK == CE {
-            edit.set_ecn(ECT0);
+        if self.options.ecn && ip.tos & ECN_MASK == CE && tcp.payload_len > 0 {
+            edit.set_ecn(ECT0); // H echoes it; of a mark without data it says nothing to R
         }
         if self.losses.flooded().is_some() {
             // Blocks and marks answer segments of H, even if H only sent them twice (FLOOD-09).
@@ -370,9 +370,6 @@ impl Flow {
         edit.set_seq(Seq::wrap(seq));
         if let Some(ts) = f.tcp.options.timestamps {
             edit.set_timestamps(self.timestamps.to_guest().tsval, ts.tsecr);
-        }
-        if self.options.ecn && f.ip.tos & ECN_MASK == CE {
-            edit.set_ecn(ECT0);
         }
     }
 

@@ -112,7 +112,7 @@ impl Flow {
     ) -> Fate {
         self.template.learn_from_guest(f.l2(), f.ip.tos, f.ip.ttl, f.ip.flow_label);
         if !self.is_third_ack_from_guest(f.tcp) {
-            if !f.tcp.flags.contains(TcpFlags::RST) {
+            if !f.tcp.flags.contains(TcpFlags::RST) && !self.is_challenge_from_guest(f.tcp) {
                 self.pass(cx.now, Why::Ambiguous);
                 if f.tcp.payload_len > 0 && self.on_data_past() {
                     cx.vm.uncontrolled_at = Some(cx.now); // the third ACK itself was lost
@@ -156,6 +156,15 @@ impl Flow {
             && tcp.options.understood()
     }
 
+    /// G has answered R's SYN, and refuses something that came since, such as another SYN.
+    fn is_challenge_from_guest(&self, tcp: &Tcp) -> bool {
+        !self.outbound.guest_is_client()
+            && tcp.flags == TcpFlags::ACK
+            && tcp.payload_len == 0
+            && tcp.seq == Seq::wrap(self.outbound.sent())
+            && tcp.ack == Seq::wrap(self.receiver.next())
+    }
+
     /// G's third ACK completes its active open (COM-28).
     fn is_third_ack_from_guest(&self, tcp: &Tcp) -> bool {
         self.outbound.guest_is_client()
@@ -175,8 +184,10 @@ impl Flow {
         if flags.contains(TcpFlags::RST) {
             return; // G decides; an abandoned handshake times out
         }
-        let syn_ack = flags.contains(TcpFlags::SYN.union(TcpFlags::ACK));
-        if !(syn_ack && self.outbound.guest_is_client()) {
+        if self.is_refused_in_handshake(tcp) {
+            return;
+        }
+        if !(flags.contains(TcpFlags::SYN) && self.outbound.guest_is_client()) {
             return self.pass(now, Why::Ambiguous);
         }
         let offer = SynInfo::learn(now, tcp, ip.version);
@@ -188,6 +199,20 @@ impl Flow {
             return self.pass(now, Why::Ambiguous);
         }
         self.standing.learn(offers);
+    }
+
+    /// G refuses this, whoever sent it, and goes on waiting (`tcp_check_req` and
+    /// `tcp_rcv_synsent_state_process` of Linux 6.18).
+    fn is_refused_in_handshake(&self, tcp: &Tcp) -> bool {
+        let answers = |o: &Offers| tcp.flags.contains(TcpFlags::SYN) || o.r == SynInfo::default();
+        let fits = match self.standing.offers() {
+            Some(o) if self.outbound.guest_is_client() && answers(o) => {
+                let first = unwrapped_isn(o.g.isn) + 1;
+                (first..=first + u64::from(o.g.data_len)).contains(&tcp.ack.unwrap(first))
+            }
+            _ => self.outbound.ack_in_range(tcp.ack),
+        };
+        !(fits && tcp.flags.contains(TcpFlags::ACK))
     }
 
     /// R's third ACK, or its first data: learns R's window from it.

@@ -139,10 +139,12 @@ impl Flow {
             self.free_record(cx.arena);
         } else {
             let (shown, promised) = (self.losses.shown(), self.losses.promised());
-            let (before, narrow) = (self.losses.take_before(), self.losses.narrow());
+            let before = self.losses.take_before();
+            let (narrow, narrow_to_net) = (self.losses.narrow(), self.losses.narrow_to_net());
             self.give_back(cx);
             self.losses.note_before(before); // it was only idle
             self.losses.set_narrow(narrow);
+            self.losses.set_narrow_to_net(narrow_to_net);
             self.note_promised(promised);
             if shown > self.outbound.sent() {
                 self.losses.note_unsent(shown); // FLOOD-08

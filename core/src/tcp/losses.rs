@@ -19,6 +19,8 @@ struct Known {
     path: Option<Box<Path>>,
     /// The way behind G takes shorter segments than G itself.
     narrow: Option<Narrow>,
+    /// So does the way to R.
+    narrow_to_net: Option<Narrow>,
     /// Of bytes of G that R has not got.
     net: RemoteSack,
     /// The bytes of G that are kept, with congestion offload.
@@ -40,7 +42,7 @@ struct Known {
     vain: u8,
 }
 
-/// Segments for G are shorter, for a while.
+/// Segments for an end are shorter, for a while.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Narrow {
     /// Payload bytes of a segment before.
@@ -248,6 +250,17 @@ impl Losses {
         }
     }
 
+    /// Segments for R are shorter for a while.
+    pub(crate) fn narrow_to_net(&self) -> Option<Narrow> {
+        self.0.as_ref()?.narrow_to_net
+    }
+
+    pub(crate) fn set_narrow_to_net(&mut self, narrow: Option<Narrow>) {
+        if narrow.is_some() || self.any() {
+            self.0.get_or_insert_default().narrow_to_net = narrow;
+        }
+    }
+
     /// The bytes that R lacks.
     #[inline]
     pub(crate) fn of_net(&self) -> Option<&RemoteSack> {
@@ -268,6 +281,7 @@ impl Losses {
             known.guest.is_over(guest_una)
                 && known.path.is_none()
                 && known.narrow.is_none()
+                && known.narrow_to_net.is_none()
                 && known.farther == 0
                 && known.net.is_over()
                 && known.flooded.is_none()

@@ -2,6 +2,7 @@
 //!
 //! A connection with anything that is not understood exactly is PASS for life.
 
+use crate::limits;
 use crate::tcp::distance::{Distance, Signs, clock_ms};
 use crate::tcp::state::Why;
 use crate::time::Instant;
@@ -198,7 +199,7 @@ impl Offers {
         let (shift_g, shift_r) = self.shifts();
         let ip_tcp: u16 = if version == IpVersion::V4 { 40 } else { 60 };
         let ts_len = if timestamps { 12 } else { 0 };
-        let payload = |mss: u16| mss.min(mtu.saturating_sub(ip_tcp)).max(88) - ts_len;
+        let payload = |mss: u16| mss.min(mtu.saturating_sub(ip_tcp)).max(limits::MSS_MIN) - ts_len;
         Ok(Negotiated {
             shift_g,
             shift_r,

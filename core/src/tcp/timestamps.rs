@@ -14,10 +14,12 @@ fn newest(a: u32, b: u32) -> u32 {
     if older(a, b) { b } else { a }
 }
 
-/// A clock that was last seen in the hour `at_h` may have gone half way round.
-fn outdated(now: Instant, at_h: u16) -> bool {
-    const IDLE_H: u64 = limits::PAWS_IDLE.as_nanos() / Duration::from_secs(3600).as_nanos();
-    u64::from(now.low_hours().wrapping_sub(at_h)) >= IDLE_H
+/// A clock that was last seen in the eight seconds `at_eight` may have gone half way round, if it
+/// counts microseconds. Never true later than the kernel lets go, or there would be seconds in
+/// which H drops all that R sends; and up to 11 s earlier.
+fn outdated(now: Instant, at_eight: u16) -> bool {
+    const IDLE: u64 = limits::PAWS_IDLE.as_nanos() / Duration::from_secs(Instant::EIGHT).as_nanos();
+    u64::from(now.low_eights().wrapping_sub(at_eight)) >= IDLE
 }
 
 /// The clocks that H echoes, and those that it has shown.
@@ -25,10 +27,10 @@ fn outdated(now: Instant, at_h: u16) -> bool {
 pub(crate) struct TimestampState {
     /// R's TSval to echo.
     recent: u32,
-    /// Hour in which `recent` was taken; after 24 days PAWS lets go.
-    recent_at_h: u16,
-    /// Hour in which G's clock was last seen; after 24 days R lets go of `to_net`, too.
-    to_net_at_h: u16,
+    /// Eight seconds in which `recent` was taken; PAWS lets go after [`limits::PAWS_IDLE`].
+    recent_at: u16,
+    /// Those in which G's clock was last seen; R lets go of `to_net`, too.
+    to_net_at: u16,
     /// Highest TSval emitted to R; every one of them came from G.
     to_net: u32,
     /// Highest TSval emitted to G; every one of them came from R.
@@ -66,7 +68,7 @@ impl TimestampState {
     pub(crate) fn is_current(&self, now: Instant, tsval: u32, ticks: i32) -> bool {
         Seq(self.recent).after(Seq(tsval)) <= ticks
             || self.recent == 0
-            || outdated(now, self.recent_at_h)
+            || outdated(now, self.recent_at)
     }
 
     /// The TSvals of two SYNs.
@@ -90,7 +92,7 @@ impl TimestampState {
 
     /// The flow is taken into the path: both clocks are as old as this.
     pub(crate) fn on_taken_on(&mut self, now: Instant) {
-        (self.recent_at_h, self.to_net_at_h) = (now.low_hours(), now.low_hours());
+        (self.recent_at, self.to_net_at) = (now.low_eights(), now.low_eights());
     }
 
     /// A TSval of R that H echoes from now on.
@@ -99,7 +101,7 @@ impl TimestampState {
             self.to_guest = tsval; // void or outdated for G as well
         }
         self.recent = tsval;
-        self.recent_at_h = now.low_hours();
+        self.recent_at = now.low_eights();
     }
 
     /// The TSecr that came with R's newest (ack, window).
@@ -115,7 +117,7 @@ impl TimestampState {
     /// G was silent for so long that R no longer trusts its clock (PAWS). R would take a clock that
     /// H shows now for G's newest, and G's next one for old.
     pub(crate) fn is_guest_outdated(&self, now: Instant) -> bool {
-        outdated(now, self.to_net_at_h)
+        outdated(now, self.to_net_at)
     }
 
     /// A TSval of G; H's own ACKs use the newest (EMIT-R). A 0 in G's SYN-ACK says nothing about
@@ -123,6 +125,6 @@ impl TimestampState {
     pub(crate) fn on_tsval_from_guest(&mut self, now: Instant, tsval: u32) {
         let void = self.to_net == 0 || self.is_guest_outdated(now);
         self.to_net = if void { tsval } else { newest(self.to_net, tsval) };
-        self.to_net_at_h = now.low_hours();
+        self.to_net_at = now.low_eights();
     }
 }

@@ -1813,6 +1813,25 @@ fn flood_39_what_is_too_long_for_the_path_is_sent_again_in_smaller_segments() {
     assert_eq!(bytes, 10_000, "all that there is: nothing was a sign of congestion");
 }
 
+/// The path may be another one by then, as Linux takes its routes to be (`mtu_expires`).
+#[test]
+fn flood_39_an_error_counts_for_ten_minutes() {
+    let (w, r, g) = floods(&Setup::new());
+    g.sends("1:4001 gso 1000");
+    r.takes_all();
+    assert_eq!(too_big(&w, &g, 1, 700), Verdict::Forward(GUEST));
+    r.takes_all();
+    r.sends("ack 4001");
+    w.after_ms(590_000);
+    g.sends("4001:8001 gso 1000");
+    assert!(r.takes_all().iter().all(|seen| longest(seen) <= 648));
+    r.sends("ack 8001");
+    w.after_ms(10_001);
+    g.sends("8001:12001 gso 1000");
+    let seen = r.takes_all();
+    assert!(!seen.is_empty() && seen.iter().all(|seen| longest(seen) == 1000));
+}
+
 /// Found in review: what left at the same instant was taken for one segment.
 #[test]
 fn flood_39_short_segments_that_left_together_are_not_too_long_for_the_path() {

@@ -84,3 +84,118 @@ fn snoop_04_an_ack_without_a_timestamp_frees_what_h_sends_for_the_guest() {
     g.gets_last("ack 5001");
     assert_eq!(flow(&w, |f| f.stats().net_una - f.stats().net_nxt), 0);
 }
+
+/// A clock of microseconds has gone half way round in 36 minutes.
+#[test]
+fn snoop_04_a_clock_of_microseconds_may_be_silent_for_40_minutes() {
+    const HALF: u32 = 2_400_000_000;
+    let (w, r, g) = warm(&Setup::new());
+    w.after_ms(2_400_000);
+    r.end(|end| end.clock = end.clock.wrapping_add(HALF));
+    assert_eq!(r.sends("1001:2001 ack 1"), Verdict::Absorbed);
+    g.gets("1001:2001");
+    // R has let go of G's clock as well. It hears of it from G.
+    r.gets_nothing();
+    g.end(|end| end.clock = end.clock.wrapping_add(HALF));
+    g.sends("1 ack 2001");
+    r.gets("1 ack 2001");
+    g.sends("1:101 ack 2001");
+    r.gets("1:101 ack 2001");
+    assert_eq!(r.is_forged("2001:3001 ack 101 <ts 0>"), Verdict::Drop(DropReason::Paws));
+}
+
+#[test]
+fn snoop_04_a_duplicate_ack_that_was_overtaken_goes_on_and_an_older_one_is_silent() {
+    let (w, r, g) = warm(&Setup::new());
+    r.sends("1001:2001 ack 1 <ts 1300>");
+    g.sends("1:101 ack 2001");
+    w.after_ms(1000);
+    r.takes_all();
+    g.takes_all();
+    assert_eq!(r.sends("1001 ack 1 <ts 1200>"), Verdict::Drop(DropReason::Paws));
+    assert_eq!(r.sends("2001 ack 101 <ts 1298>"), Verdict::Drop(DropReason::Paws), "news");
+    r.gets_last("ack 2001");
+    w.after_ms(1000);
+    assert!(matches!(r.sends("2001 ack 1 <ts 1200>"), Verdict::Forward(_)));
+    g.gets("2001 ack 1 <ts 1300>");
+    assert_eq!(r.sends("2001 ack 1 <ts 1000>"), Verdict::Drop(DropReason::Paws), "too old");
+    r.gets("101 ack 2001");
+}
+
+#[test]
+fn com_20_a_small_mss_is_kept_to_down_to_48_bytes_with_options() {
+    for (mss, payload) in [(48, 48), (36, 36), (20, 36)] {
+        let (_w, r, g) = Setup { guest_mss: Some(mss), ..Setup::new() }.small().established();
+        r.sends("1:1001");
+        let seen = g.gets("1:1001");
+        assert_eq!(seen.hdr.gso_size, payload, "an MSS option of {} bytes", mss + 12);
+    }
+}
+
+#[test]
+fn snoop_19_a_mark_on_an_ack_reaches_the_guest() {
+    let (_w, r, g) = warm(&Setup { ecn: true, ..Setup::new() });
+    g.sends("1:1001 ack 1001");
+    r.takes_all();
+    r.sends("1001 ack 1001 ce");
+    g.gets("1001 ack 1001 ce");
+}
+
+#[test]
+fn com_28_a_forged_segment_in_the_handshake_changes_nothing() {
+    for forged in ["1 ack 70000", "1:501 ack 70000", "F. 1 ack 70000", "P 1:501", "S. 9000 ack 9"] {
+        let setup = Setup::new();
+        let w = setup.opens();
+        let (r, g) = w.pair(&setup);
+        r.sends_syn();
+        g.gets_syn();
+        g.sends_syn_ack();
+        r.gets_syn();
+        r.is_forged(forged);
+        g.takes_all();
+        r.sends("1 ack 1");
+        assert_eq!(w.state(), Some(State::On), "{forged}");
+        r.sends("1:1001");
+        r.gets("1 ack 1001");
+    }
+}
+
+#[test]
+fn com_28_a_forged_syn_in_the_handshake_and_its_answer_change_nothing() {
+    let setup = Setup::new();
+    let w = setup.opens();
+    let (r, g) = w.pair(&setup);
+    r.sends_syn();
+    g.gets_syn();
+    g.sends_syn_ack();
+    r.gets_syn();
+    r.is_forged("S 90000");
+    g.takes_all();
+    g.sends("1 ack 1"); // `tcp_check_req`: it is out of the window
+    r.takes_all();
+    r.sends("1 ack 1");
+    assert_eq!(w.state(), Some(State::On));
+    r.sends("1:1001");
+    r.gets("1 ack 1001");
+}
+
+#[test]
+fn com_28_a_forged_answer_to_a_guest_that_opens_changes_nothing() {
+    for forged in ["S. 9000 ack 70000", "1 ack 70000", "S. 9000 ack -5"] {
+        for is_answered in [false, true] {
+            let setup = Setup { guest_is_client: true, ..Setup::new() };
+            let w = setup.opens();
+            let (r, g) = w.pair(&setup);
+            g.sends_syn();
+            r.gets_syn();
+            if is_answered {
+                r.sends_syn_ack();
+            }
+            r.is_forged(forged);
+            r.sends_syn_ack();
+            g.takes_all();
+            g.sends("1 ack 1");
+            assert_eq!(w.state(), Some(State::On), "{forged}, answered: {is_answered}");
+        }
+    }
+}

@@ -441,9 +441,9 @@ fn snoop_19_one_mark_one_reaction() {
     r.sends("6001:7001 ect0");
     r.gets(". ack 7001");
     assert!(g.takes_all().iter().all(|s| s.packet.tcp().expect("TCP").0.tos & 3 != 3));
-    // A mark on something without data is no congestion of R's data.
+    // A mark on something without data is no congestion of R's data, and G's kernel sees it.
     r.sends("7001 ce");
-    g.gets_last("7001:7001 ect0");
+    g.gets_last("7001:7001 ce");
     r.sends("7001:8001");
     r.gets(". ack 8001");
     // Without ECN on the connection the mark is not touched.

@@ -109,17 +109,14 @@ fn a_fragment_of_the_guest_explains_the_first_ack() {
 }
 
 #[test]
-fn com_23_a_mark_on_an_ack_that_g_judges_goes_no_further_if_they_speak_ecn() {
-    for (ecn, marks) in [
-        (true, [("ce", "ect0"), ("ect0", "ect0"), ("notect", "notect")]),
-        (false, [("ce", "ce"), ("ect0", "ect0"), ("notect", "notect")]),
-    ] {
-        for (sent, got) in marks {
+fn com_23_a_mark_on_an_ack_that_g_judges_reaches_it() {
+    for ecn in [true, false] {
+        for mark in ["ce", "ect0", "notect"] {
             let (_, r, g) = Setup { ecn, ..Setup::new() }.established();
             warms_up(&r, &g);
             g.sends_unseen("1:1001 ack 1001");
-            r.sends(&format!("1001 ack 1001 {sent}"));
-            g.gets(&format!("1001 ack 1001 {got}"));
+            r.sends(&format!("1001 ack 1001 {mark}"));
+            g.gets(&format!("1001 ack 1001 {mark}"));
         }
     }
 }

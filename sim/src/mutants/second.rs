@@ -13,11 +13,11 @@ mutations! { SECOND:
     => "seq < self.receiver.acks.sent()";
 
     "the PAWS clock is never refreshed", "SNOOP-04", "on_recent",
-    "self.recent_at_h = now.low_hours();"
+    "self.recent_at = now.low_eights();"
     => "";
 
     "PAWS never lets an outdated timestamp go", "SNOOP-04", "is_current",
-    "outdated(now, self.recent_at_h)"
+    "outdated(now, self.recent_at)"
     => "false";
 
     "a TSval of 0 in a SYN counts as R's clock", "SNOOP-04", "is_current",
@@ -53,8 +53,8 @@ mutations! { SECOND:
     => "range.len() > 0 && range.seq == self.receiver.next()";
 
     "the MSS to G ignores the MTU of its port", "COM-20", "negotiate",
-    "mss.min(mtu.saturating_sub(ip_tcp)).max(88)"
-    => "mss.max(88)";
+    "mss.min(mtu.saturating_sub(ip_tcp)).max(limits::MSS_MIN)"
+    => "mss.max(limits::MSS_MIN)";
 
     "the MSS to G ignores that IPv6's header is longer", "COM-20", "negotiate",
     "if version == IpVersion::V4 { 40 } else { 60 }"

@@ -16,8 +16,8 @@ use nightporter_check::wire::{Seq, TcpFlags};
 const CHALLENGE_INTERVAL: Duration = Duration::from_millis(500);
 /// Timestamps may be one tick older than the newest (`TCP_PAWS_WINDOW`).
 const PAWS_WINDOW: i32 = 1;
-/// `TCP_PAWS_24DAYS`.
-const PAWS_AGE: Duration = Duration::from_secs(24 * 24 * 3600);
+/// `TCP_PAWS_WRAP`.
+const PAWS_AGE: Duration = Duration::from_secs(2_147);
 
 impl Conn {
     /// A segment of a connection whose SYNs are through.
@@ -93,7 +93,7 @@ impl Conn {
     pub(super) fn is_paws_reject(&self, now: Instant, s: &Incoming<'_>) -> bool {
         let Some(ts) = s.timestamps.filter(|_| self.agreed.timestamps) else { return false };
         let age = Seq(self.ts_recent).after(Seq(ts.tsval));
-        // `tcp_paws_check`: 0 was never a clock, and what is older than 24 days says nothing.
+        // `tcp_paws_check`: 0 was never a clock, and what is older than that says nothing.
         if age <= PAWS_WINDOW || self.ts_recent == 0 || self.ts_recent_is_old(now) {
             return false;
         }

@@ -2,9 +2,12 @@
 
 use super::Flooded;
 use crate::congestion::Segment;
+use crate::limits::PATH_MTU_AGE;
 use crate::tcp::FlowContext;
 use crate::tcp::flow::Flow;
+use crate::tcp::losses::Narrow;
 use crate::tcp::receiver::Range;
+use crate::time::Instant;
 use crate::wire::icmp::TooBig;
 
 /// The segment size that every path takes (RFC 9293 section 3.7.1).
@@ -148,6 +151,27 @@ impl Flow {
         flooded.lower_mss(mss);
         flooded.sender.on_too_long();
         flooded.arm(cx, true);
-        self.options.mss_to_net = u16::try_from(mss).unwrap_or(u16::MAX); // for good
+        let before = self.options.mss_to_net;
+        let mss_before = self.losses.narrow_to_net().map_or(before, |narrow| narrow.mss_before);
+        self.losses.set_narrow_to_net(Some(Narrow { mss_before, until: cx.now + PATH_MTU_AGE }));
+        self.options.mss_to_net = u16::try_from(mss).unwrap_or(u16::MAX);
+    }
+
+    /// The way to R may be another one by now, as Linux takes its routes to be (`mtu_expires`).
+    pub(super) fn try_longer_to_net(&mut self, now: Instant) {
+        let Some(narrow) = self.losses.narrow_to_net().filter(|n| n.until <= now) else { return };
+        let learned = u64::from(self.options.mss_to_net);
+        self.options.mss_to_net = narrow.mss_before;
+        self.losses.set_narrow_to_net(None);
+        let own = self.own_mss();
+        if let Some(flooded) = self.losses.flooded_mut() {
+            if flooded.ceiling == learned {
+                flooded.ceiling = u64::MAX;
+                flooded.set_mss(own);
+            }
+        } else if let Some(mut before) = self.losses.take_before() {
+            before.ceiling = if before.ceiling == learned { u64::MAX } else { before.ceiling };
+            self.losses.note_before(Some(before));
+        }
     }
 }

@@ -47,6 +47,7 @@ impl Flow {
         if asks && range.len() <= 1 {
             return None; // a keepalive: R answers
         }
+        self.try_longer_to_net(cx.now);
         let own = self.own_mss();
         let gso = f.hdr.is_gso().then_some(u64::from(f.hdr.gso_size));
         let longest = gso.unwrap_or(range.len());
@@ -150,6 +151,7 @@ impl Flow {
             cx.vm.counters.floods_refused += 1;
         }
         let intake = intake?;
+        self.try_longer_to_net(cx.now);
         let before = self.losses.take_before();
         let ceiling = before.as_ref().map_or(u64::MAX, |before| before.ceiling);
         let mss = self.own_mss().min(ceiling);
