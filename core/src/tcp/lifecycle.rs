@@ -464,6 +464,10 @@ impl Flow {
         let tried = u32::from(timeouts) >= limits::REFUSED_RETRANSMISSIONS;
         // R, which was promised nothing, does not give up sooner.
         let late = self.receiver.is_late() && self.owes_nothing();
+        if tried && stuck >= limits::REFUSED_RUNNING && late && self.answers_elsewhere() {
+            self.step_aside(cx, self.why()); // R repeats what G lacks
+            return;
+        }
         let most = if late { limits::REFUSED_LATE } else { self.patience() };
         if tried && stuck >= most {
             cx.vm.refuse(cx.now, cx.key.r_addr, cx.key.g_port);

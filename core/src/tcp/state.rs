@@ -56,8 +56,11 @@ pub enum Why {
     Urgent,
     /// The operator turned the offload off, or the daemon is stopping.
     Operator,
-    /// The guest answers by another path (SNOOP-42).
+    /// The guest was given bytes, and has sent nothing for five seconds: it answers by another path
+    /// (SNOOP-42).
     Asymmetric,
+    /// The remote acknowledges bytes that the host did not see the guest send (SNOOP-42).
+    Unseen,
     /// Both sides have closed.
     Closed,
     /// One side sent a valid RST.
@@ -84,6 +87,7 @@ impl Why {
             Self::Urgent => "urgent",
             Self::Operator => "operator",
             Self::Asymmetric => "asymmetric",
+            Self::Unseen => "unseen",
             Self::Closed => "closed",
             Self::Reset => "reset",
             Self::GuestRefuses => "guest_refuses",

@@ -23,7 +23,8 @@
 //! If H believes it, H stops sending for G.
 //!
 //! The held bytes stay held. If G acknowledges them by the other path alone, the connection ends in
-//! a reset of both sides (SNOOP-32), because H sees no sign that G has them.
+//! a reset of both sides (SNOOP-32), because H sees no sign that G has them. If R was acknowledged
+//! none of them, the flow leaves the path instead.
 
 use crate::drops::DropReason;
 use crate::limits;
@@ -79,9 +80,14 @@ impl Flow {
         let believed = self.outbound.on_unseen_ack(tcp, bare, fragments);
         if believed {
             self.hand_back(cx);
-            self.drain(Why::Asymmetric);
+            self.drain(Why::Unseen);
         }
         believed
+    }
+
+    /// The flow drains because G has been silent here, or because R has heard of it elsewhere.
+    pub(super) fn answers_elsewhere(&self) -> bool {
+        matches!(self.standing.draining(), Some(Why::Asymmetric | Why::Unseen))
     }
 
     /// G sends past H and is owed nothing. It may never show here that it takes the room that H has
