@@ -347,6 +347,11 @@ pub struct VmStatus {
     pub rate_limit_to_guest_mbit_s: Option<u32>,
     /// Connections with a byte, FIN or RST that is still owed; 0 is drained.
     pub owed_flows: u64,
+    /// Of the connections whose guest has yet to acknowledge bytes that were acknowledged for it,
+    /// the one that has stood for the longest; `None`: none has stood for ten seconds, or, while
+    /// the VM is draining, there is none.
+    #[serde(default)]
+    pub stands: Option<StandingFlow>,
     /// Tracked connections by state ([`FlowInfo::state`]); all states are named.
     pub flows: BTreeMap<String, u64>,
     /// VMMs find its socket; if not, something else has its path.
@@ -481,6 +486,23 @@ pub struct FlowPage {
     pub flows: Vec<FlowInfo>,
     /// Where to go on, if there are more.
     pub next: Option<u64>,
+}
+
+/// A connection whose guest has acknowledged nothing for a while.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+pub struct StandingFlow {
+    /// Its number ([`FlowInfo::id`]).
+    pub id: u64,
+    /// Address and port of the guest.
+    pub guest: String,
+    /// Address and port of the remote.
+    pub remote: String,
+    /// Bytes acknowledged to the remote that the guest has not acknowledged.
+    pub held_bytes: u64,
+    /// For how long the guest has acknowledged none of them, of the time in which it ran.
+    pub seconds: u64,
+    /// The guest has no room for them: its application does not read.
+    pub is_unread: bool,
 }
 
 /// One tracked connection. Byte counts include a FIN as one.

@@ -291,6 +291,9 @@ fn wait_until_drained(client: &mut Client, vm: &str) -> Result<()> {
                 state.owed_flows,
                 show::bytes(state.held_bytes)
             );
+            if let Some(flow) = &state.stands {
+                eprintln!("{vm} has not acknowledged {}", show::standing(flow));
+            }
         }
         thread::sleep(Duration::from_millis(100));
     }

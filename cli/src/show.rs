@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use nightporter_api::{
-    FlowInfo, PortStatus, RegistryStatus, StationInfo, Status, ToeStatus, VmStatus,
+    FlowInfo, PortStatus, RegistryStatus, StandingFlow, StationInfo, Status, ToeStatus, VmStatus,
 };
 
 use crate::flows::OVER;
@@ -81,10 +81,21 @@ fn troubles(out: &mut dyn Write, name: &str, vm: &VmStatus) -> io::Result<()> {
     if let Some(boost) = vm.boost.as_ref().filter(|boost| !boost.refused.is_empty()) {
         writeln!(out, "{name} is not boosted: {}", boost.refused)?;
     }
+    if let Some(flow) = &vm.stands {
+        writeln!(out, "{name} has not acknowledged {}", standing(flow))?;
+    }
     for (rate, way) in ways.iter().filter_map(|(rate, way)| Some(((*rate)?, way))) {
         writeln!(out, "{name} has a limit of {rate} Mbit/s {way}")?;
     }
     Ok(())
+}
+
+/// A connection that owes.
+pub(crate) fn standing(flow: &StandingFlow) -> String {
+    let StandingFlow { id, guest, remote, held_bytes, seconds, is_unread } = flow;
+    let why = if *is_unread { ": its application does not read" } else { "" };
+    let held = bytes(*held_bytes);
+    format!("{held} of connection {id} ({guest} with {remote}) for {seconds} s{why}")
 }
 
 /// The troubles of a VM's socket device.
@@ -360,6 +371,14 @@ mod tests {
             held_bytes: 2048,
             budget_bytes: 64 << 20,
             rate_limit_to_guest_mbit_s: Some(100),
+            stands: Some(StandingFlow {
+                id: 7,
+                guest: "10.0.0.2:80".into(),
+                remote: "10.0.0.9:4000".into(),
+                held_bytes: 2048,
+                seconds: 75,
+                is_unread: true,
+            }),
             ..VmStatus::default()
         };
         let wan = PortStatus {
@@ -399,6 +418,8 @@ mod tests {
              web1  vm    down  on       paused      4      3   2.0K  64M     0     0    0\n\
              lan dropped: hairpin 2\n\
              wan: np1 is not in br0\n\
+             web1 has not acknowledged 2.0K of connection 7 (10.0.0.2:80 with 10.0.0.9:4000) for \
+             75 s: its application does not read\n\
              web1 has a limit of 100 Mbit/s to it\n"
         );
     }

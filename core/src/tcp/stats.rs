@@ -2,7 +2,8 @@
 
 use crate::tcp::flow::Flow;
 use crate::tcp::outbound::flooded::Flooded;
-use crate::time::Duration;
+use crate::tcp::vm::Vm;
+use crate::time::{Duration, Instant};
 use crate::wire::seq::Seq;
 
 /// A flow's numbers at one moment. Sequence numbers are unwrapped (COM-01) and named as in the
@@ -84,7 +85,27 @@ pub struct FloodStats {
     pub timeouts_in_a_row: u8,
 }
 
+/// A G that has yet to acknowledge bytes that R was acknowledged.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Debt {
+    /// For how long it has acknowledged none of them, in running time.
+    pub age: Duration,
+    /// Its window is shut: its application does not read.
+    pub is_unread: bool,
+}
+
 impl Flow {
+    /// `None`: R was acknowledged no byte that G has not acknowledged, or the flow is out of the
+    /// path.
+    #[must_use]
+    pub fn debt(&self, now: Instant, vm: &Vm) -> Option<Debt> {
+        let una = self.sender.una();
+        (self.is_live() && una < self.promised()).then(|| Debt {
+            age: self.sender.stuck_for(vm.clock.now(now)),
+            is_unread: self.sender.edge() <= una,
+        })
+    }
+
     /// The flow's numbers now.
     #[must_use]
     pub fn stats(&self) -> FlowStats {

@@ -306,6 +306,9 @@ impl Desk {
         let Some(stop) = self.stop.as_mut().filter(|stop| now >= stop.look_at) else { return };
         stop.look_at = stop.deadline.min(now + STOP_LOOK_INTERVAL);
         let late = now >= stop.deadline;
+        if late {
+            path.name_owing();
+        }
         self.stopped |= late || path.owed() == 0 && !path.engine.is_draining();
     }
 }

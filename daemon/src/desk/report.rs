@@ -2,7 +2,9 @@
 
 use std::net::SocketAddr;
 
-use nightporter_api::{FabricStatus, FlowInfo, FlowPage, PortStatus, SendInfo, Status, VmStatus};
+use nightporter_api::{
+    FabricStatus, FlowInfo, FlowPage, PortStatus, SendInfo, StandingFlow, Status, VmStatus,
+};
 use nightporter_core::counters::VmCounters;
 use nightporter_core::drops::DropReason;
 use nightporter_core::engine::Direction;
@@ -12,7 +14,7 @@ use nightporter_core::limits::PAGE;
 use nightporter_core::port::PortId;
 use nightporter_core::tcp::flow::{Flow, State, Why};
 use nightporter_core::tcp::stats::FloodStats;
-use nightporter_core::time::Instant;
+use nightporter_core::time::{Duration, Instant};
 
 use super::Desk;
 use super::census::FlowSums;
@@ -26,6 +28,11 @@ use crate::worker::ports::NamedPort;
 /// Flows in one reply, some 60 KiB of JSON, and places for flows that are looked at for it.
 const FLOWS_PER_PAGE: usize = 100;
 const PLACES_PER_PAGE: usize = 1024;
+
+/// A connection that owes for so long, in its guest's running time, is named in a status.
+const STANDS_AFTER: Duration = Duration::from_secs(10);
+/// Most connections that are named when a stop is over.
+const NAMED_MAX: usize = 32;
 
 impl Desk {
     /// Further information about these ports.
@@ -101,6 +108,7 @@ impl DataPath {
             rate_limit_from_guest_mbit_s: self.rate_limit_mbit_s(id, Direction::FromGuest),
             rate_limit_to_guest_mbit_s: self.rate_limit_mbit_s(id, Direction::ToGuest),
             owed_flows: vm.owing_flows.into(),
+            stands: self.standing_flow(now, id, sums),
             flows: states.map(|(s, n)| ((*s).into(), n)).collect(),
             listens: at.port.listens(),
             ring_faults: device.ring_faults,
@@ -113,6 +121,39 @@ impl DataPath {
             boost: self.booster.status(id),
             counters: names.zip(vm.counters.values()).collect(),
         })
+    }
+
+    /// The connection of a VM that has owed for the longest, if that is long.
+    fn standing_flow(&self, now: Instant, id: PortId, sums: &FlowSums) -> Option<StandingFlow> {
+        let vm = self.engine.vm(id)?;
+        let (place, age) = sums.stands?;
+        let (_, key, flow) = self.engine.flow(place)?; // of another port, if it has gone meanwhile
+        let is_long = vm.draining || age >= STANDS_AFTER;
+        let debt = flow.debt(now, vm).filter(|_| is_long && key.port == id.0)?;
+        Some(StandingFlow {
+            id: place as u64,
+            guest: SocketAddr::new(key.g_addr.to_ip(), key.g_port).to_string(),
+            remote: SocketAddr::new(key.r_addr.to_ip(), key.r_port).to_string(),
+            held_bytes: held_bytes(flow),
+            seconds: debt.age.as_millis() / 1000,
+            is_unread: debt.is_unread,
+        })
+    }
+
+    /// Names the connections that owe, for the log of a daemon that waits for them no longer.
+    pub(super) fn name_owing(&self) {
+        let owing = || self.engine.flows().filter(|(_, _, flow)| !flow.owes_nothing());
+        for (_, key, flow) in owing().take(NAMED_MAX) {
+            let vm = &self.ports.of(PortId(key.port)).name;
+            let guest = SocketAddr::new(key.g_addr.to_ip(), key.g_port);
+            let remote = SocketAddr::new(key.r_addr.to_ip(), key.r_port);
+            let held = held_bytes(flow);
+            tracing::warn!(vm, %guest, %remote, held, "a connection is still owed");
+        }
+        let more = owing().count().saturating_sub(NAMED_MAX);
+        if more > 0 {
+            tracing::warn!(more, "and so are others");
+        }
     }
 
     /// Flows from number `from` on, of all VMs or of one.

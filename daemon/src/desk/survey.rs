@@ -145,7 +145,7 @@ impl Desk {
     pub(super) fn go_on_surveying(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) {
         let stage = std::mem::take(&mut self.survey.stage);
         let (from, mut rows) = match stage {
-            Stage::Counting if self.survey.census.go_on(&path.engine) => (0, Vec::new()),
+            Stage::Counting if self.survey.census.go_on(now, &path.engine) => (0, Vec::new()),
             Stage::Looking(from, rows) => (from, rows),
             stage => return self.survey.stage = stage,
         };

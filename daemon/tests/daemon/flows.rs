@@ -1,9 +1,12 @@
 //! A TCP connection between two guests, seen from outside: promises, and what becomes of them.
 
+use std::fs::File;
+use std::path::Path;
+
 use nightporter_core::wire::heartbeat::Heartbeat;
 use nix::sys::signal::Signal;
 
-use nightporter_api::{FlowInfo, Reply, Request};
+use nightporter_api::{FlowInfo, PortStatus, Reply, Request};
 
 use crate::guest::{Guest, PLAIN};
 use crate::host::{Dir, Host};
@@ -35,11 +38,21 @@ impl World {
     }
 
     fn connected_of(daemon: &str, remote: &str, guest: &str) -> Self {
+        Self::connected_at(daemon, remote, guest, Host::start)
+    }
+
+    /// The daemon of such a host is started by `start`.
+    fn connected_at(
+        daemon: &str,
+        remote: &str,
+        guest: &str,
+        start: impl FnOnce(&Dir, &Path) -> Host,
+    ) -> Self {
         let dir = Dir::new();
         let remote = format!("ack_offload = false\n{remote}");
         let ports = dir.vm("remote", &remote) + &dir.vm("guest", guest);
         let config = dir.configure(&format!("metrics = \"off\"\n{daemon}"), &ports);
-        let host = Host::start(&dir, &config);
+        let host = start(&dir, &config);
         let mut remote = Guest::boot(&dir.join("remote"), PLAIN);
         let mut guest = Guest::boot(&dir.join("guest"), PLAIN);
         remote.offer(64);
@@ -246,6 +259,27 @@ fn a_stop_waits_until_the_guest_has_its_bytes_and_leaves_nothing_behind() {
     w.guest_sends(6, 1001, &[]);
     assert_eq!(w.host.wait(), Some(0));
     assert!(!w.dir.join("arena").exists() && !w.dir.join("control").exists());
+}
+
+#[test]
+fn life_08_a_stop_names_the_connections_that_owe_when_its_time_is_up() {
+    let log = |dir: &Dir| dir.join("log");
+    let mut w = World::connected_at("drain_timeout_s = 2", "", "", |dir, config| {
+        Host::start_with_log(dir, config, File::create(log(dir)).unwrap().into())
+    });
+    w.hold_1000_bytes();
+    w.host.signal(Signal::SIGTERM);
+    let stands = |guest: &PortStatus| guest.vm.as_ref().and_then(|vm| vm.stands.clone());
+    let guest = w.host.until("guest", |guest| stands(guest).is_some());
+    let stands = stands(&guest).unwrap();
+    assert_eq!((stands.guest.as_str(), stands.remote.as_str()), ("10.0.0.2:80", "10.0.0.1:40001"));
+    assert_eq!((stands.held_bytes, stands.is_unread), (1000, false));
+    assert_eq!(w.host.wait(), Some(0));
+    let log = std::fs::read_to_string(log(&w.dir)).unwrap();
+    let line = log.lines().find(|line| line.contains("a connection is still owed")).expect(&log);
+    for part in ["vm=\"guest\"", "guest=10.0.0.2:80", "remote=10.0.0.1:40001", "held=1000"] {
+        assert!(line.contains(part), "{line}");
+    }
 }
 
 #[test]
