@@ -188,11 +188,15 @@ impl<S: Setting> Observer<S> {
             false => Happening::segment(h, from, tcp),
         };
         self.reach.note(h.state, what);
+        let sent = h.end(from).end;
         // A hostile end may have told the forger its numbers.
         let forged = t.forged && !h.hostile[Side::R as usize];
         if forged || !whole {
             h.on_in_forged(from, fingerprint, !whole || tcp.flags.syn());
         } else if let Some(s) = h.on_in(t, from, ip, tcp, fingerprint) {
+            if from == Side::R {
+                self.weight.needless_from_net += s.end.min(sent).saturating_sub(s.seq);
+            }
             recovery::on_in(h, &s, &self.clocks[usize::from(name.guest)]);
         }
         if whole {

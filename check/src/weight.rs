@@ -32,6 +32,9 @@ pub struct Weight {
     pub super_to_guest: u64,
     /// Segments of R with an unfinished checksum, of flows with offload.
     pub partial_from_net: u64,
+    /// Payload bytes of R that had come before.
+    #[serde(default)]
+    pub needless_from_net: u64,
     /// Seeds by early bytes: none, and of `n` those from 2^(n-1) on, below 2^n.
     pub seeds_by_early: Vec<u64>,
 }
@@ -108,6 +111,7 @@ impl Weight {
             (&mut self.super_from_net, other.super_from_net),
             (&mut self.super_to_guest, other.super_to_guest),
             (&mut self.partial_from_net, other.partial_from_net),
+            (&mut self.needless_from_net, other.needless_from_net),
         ];
         for (sum, more) in sums {
             *sum += more;

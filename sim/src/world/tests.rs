@@ -156,3 +156,49 @@ fn every_kind_of_fault_happens_changes_the_run_and_breaks_no_promise() {
     }
     assert_eq!(names.len(), every_kind_of_fault().len());
 }
+
+/// LIFE-13: a remote whose bytes are acknowledged late for five seconds, while one packet in a
+/// hundred is lost, repeats no more than without the offload, but for ten segments: no ACK makes it
+/// believe that bytes are lost which the host holds.
+#[test]
+fn life_13_a_remote_that_is_acknowledged_late_repeats_no_more_than_without_the_offload() {
+    let seconds = Duration::from_secs;
+    for (seed, timestamps, runs_alone) in
+        [(1, true, true), (2, false, true), (3, true, false), (4, false, false)]
+    {
+        let mut plan = small();
+        plan.seed = seed;
+        for stack in [&mut plan.guests[0].stack, &mut plan.remotes[0].stack] {
+            (stack.kind, stack.sack, stack.window_scale) = (StackKind::Strict, true, Some(7));
+            (stack.receive_bytes, stack.send_bytes) = (1 << 20, 1 << 20);
+            stack.timestamps = timestamps;
+        }
+        let link = LinkPlan { rate_bps: 10_000_000, delay_us: 5_000, queue_frames: 500, mtu: 1500 };
+        (plan.remotes[0].to_host, plan.remotes[0].from_host) = (link, link);
+        plan.conns[0].workload = Workload::Bulk { up: 6_500_000, down: 0 };
+        let loss = FaultKind::Loss { remote: 0, to_host: true, ppm: 10_000 };
+        let kinds = [loss, FaultKind::Late { guest: 0 }];
+        let fault = |kind| Fault { at: Instant::ZERO, lasts: seconds(5), kind };
+        plan.faults = kinds.into_iter().map(fault).collect();
+        if !runs_alone {
+            // It loses its core for 30 ms in each 100.
+            let pause = |n: u64| Fault {
+                at: Instant::ZERO + Duration::from_millis(100 * n),
+                lasts: Duration::from_millis(30),
+                kind: FaultKind::Pause { guest: 0 },
+            };
+            plan.faults.extend((1..50).map(pause));
+        }
+        plan.heal_at = Instant::from_secs(60);
+        let mut without = plan.clone();
+        without.guests[0].ack_offload = false;
+        let [late, twin] = [&plan, &without].map(|plan| {
+            let end = run(plan);
+            assert!(end.ends.iter().all(|e| e.outcome == Outcome::Closed), "{:?}", end.ends);
+            (end.weight.flows_on, end.weight.needless_from_net)
+        });
+        assert_eq!((late.0, twin.0), (1, 0));
+        let most = twin.1 + 10 * 1448;
+        assert!(late.1 <= most, "{} needless bytes, without the offload {}", late.1, twin.1);
+    }
+}
