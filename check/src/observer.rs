@@ -352,20 +352,19 @@ impl<S: Setting> Observer<S> {
             if !self.is_crowd {
                 liveness::on_step(h, now).map_err(wrong(Rule::Liveness))?;
             }
-            h.cramped_at = self.cramped_at[usize::from(name.guest)];
-            h.spare = self.spare[usize::from(name.guest)];
-            let clock = &mut self.clocks[usize::from(name.guest)];
+            let g = usize::from(name.guest);
+            (h.cramped_at, h.spare) = (self.cramped_at[g], self.spare[g]);
+            let clock = &mut self.clocks[g];
             clock.on_worker(view.worker_runs_since);
-            if !self.awaited[usize::from(name.guest)] {
+            if !self.awaited[g] {
                 quality::on_step(h, now, clock).map_err(|(rule, what)| wrong(rule)(what))?;
             }
             let parked = flow.is_some_and(|flow| flow.is_parked());
             parked::on_step(h, now, parked).map_err(wrong(Rule::Parked))?;
             let is_late = flow.is_some_and(|flow| flow.acknowledges_late());
             late_ack::on_step(h, is_late).map_err(wrong(Rule::LateAck))?;
-            let go_since = self.go_since[usize::from(name.guest)];
-            flooding::on_step(h, go_since).map_err(wrong(Rule::Flooding))?;
-            self.turns[usize::from(name.guest)].on_step(h);
+            flooding::on_step(h, self.go_since[g]).map_err(wrong(Rule::Flooding))?;
+            self.turns[g].on_step(h);
         }
         Ok(())
     }
