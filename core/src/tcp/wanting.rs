@@ -9,7 +9,8 @@
 //!   application reads.
 //! - **a turn**: an ACK of R by which waiting data may go, a SYN to a port at which G has lately
 //!   accepted, and data that was not acknowledged early. It makes the VM wanting until G has seen
-//!   everything that it was given.
+//!   everything that it was given, and [`T_READING`] longer: Linux's virtio-net shows that it has
+//!   taken a frame before its TCP gets it (`virtqueue_napi_complete`, 6.1).
 //!
 //! Either ends [`T_WANTING`] after the last such event. Frames to groups, UDP, ICMP and other SYNs
 //! are no events. Bytes for which G shows no room are not owed: G's application waits, not G.
@@ -25,7 +26,7 @@ pub enum Claim {
     Bytes,
     /// Its application reads such bytes.
     Reading,
-    /// A frame that it has yet to see.
+    /// A frame that it has yet to see, or to answer.
     Turn,
 }
 
@@ -51,6 +52,8 @@ pub struct Wanting {
     turn_at: Option<Instant>,
     /// G's application reads what G has acknowledged.
     reading_until: Instant,
+    /// Since when G has seen everything, of which it answers the last.
+    seen_at: Option<Instant>,
     /// Ports at which G accepted, and when; a port has one place, by its low bits.
     accepting: [(u16, Instant); ACCEPTING_PORTS],
 }
@@ -63,6 +66,7 @@ impl Default for Wanting {
             data_at: None,
             turn_at: None,
             reading_until: Instant::ZERO,
+            seen_at: None,
             accepting: [(0, Instant::ZERO); ACCEPTING_PORTS],
         }
     }
@@ -78,19 +82,19 @@ impl Wanting {
             self.flows.push(id);
         }
         self.data_at = Some(now);
-        self.turn_at = Some(now);
+        self.on_turn(now);
     }
 
     /// R's ACK lets waiting data go.
     pub(super) fn on_turn(&mut self, now: Instant) {
-        self.turn_at = Some(now);
+        (self.turn_at, self.seen_at) = (Some(now), None);
     }
 
     /// R's SYN passes to `port` of G.
     pub(crate) fn on_syn(&mut self, now: Instant, port: u16) {
         let (known, at) = self.accepting[usize::from(port) % ACCEPTING_PORTS];
         if known == port && at > Instant::ZERO && now.since(at) <= T_ACCEPTED {
-            self.turn_at = Some(now);
+            self.on_turn(now);
         }
     }
 
@@ -117,13 +121,18 @@ impl Wanting {
             self.owed |= owed == Some(true);
             owed.is_some()
         });
-        if has_seen_all {
-            self.turn_at = None;
-        }
         let until = |at: Instant| Some(at + T_WANTING).filter(|&until| now < until);
+        if has_seen_all && self.turn_at.is_some() {
+            self.seen_at.get_or_insert(now);
+        }
+        if self.seen_at.is_some_and(|at| now >= at + T_READING) {
+            (self.turn_at, self.seen_at) = (None, None);
+        }
+        let turn = self.turn_at.and_then(until);
+        let turn = turn.map(|until| Want { claim: Claim::Turn, until });
         let data_until = self.data_at.and_then(until);
         let Some(data_until) = data_until else {
-            return self.turn_at.and_then(until).map(|until| Want { claim: Claim::Turn, until });
+            return turn;
         };
         if self.owed {
             return Some(Want { claim: Claim::Bytes, until: data_until });
@@ -131,10 +140,10 @@ impl Wanting {
         if was_owed && self.flows.is_empty() {
             self.reading_until = now + T_READING;
         }
-        if let Some(until) = self.turn_at.and_then(until) {
-            return Some(Want { claim: Claim::Turn, until });
-        }
         let until = self.reading_until.min(data_until);
-        (now < until).then_some(Want { claim: Claim::Reading, until })
+        if (self.turn_at.is_none() || self.seen_at.is_some()) && now < until {
+            return Some(Want { claim: Claim::Reading, until });
+        }
+        turn
     }
 }

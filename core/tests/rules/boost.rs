@@ -102,9 +102,13 @@ fn bst_01_an_ack_that_lets_data_go_is_a_turn_until_the_guest_has_seen_it() {
     g.stops(8);
     r.sends("1001 ack 1001");
     assert_eq!(wants(&w), Some((Claim::Turn, LATEST)));
-    w.after_ms(LATEST - 1);
-    assert_eq!(wants(&w), Some((Claim::Turn, 1)));
+    w.after_ms(LATEST - 10);
+    assert_eq!(wants(&w), Some((Claim::Turn, 10)));
     g.runs();
+    assert_eq!(wants(&w), Some((Claim::Turn, 10)), "it has seen it, and answers");
+    w.after_ms(READING - 1);
+    assert_eq!(wants(&w), Some((Claim::Turn, 10 - READING + 1)));
+    w.after_ms(1);
     assert_eq!(wants(&w), None);
     r.sends("1001 ack 1001"); // no news
     assert_eq!(wants(&w), None);
@@ -119,6 +123,8 @@ fn bst_01_a_syn_is_a_turn_only_where_the_guest_has_lately_accepted() {
     assert_eq!(wants(&w), Some((Claim::Turn, LATEST)));
     g.runs();
     h.takes_all();
+    assert_eq!(wants(&w), Some((Claim::Turn, LATEST)));
+    w.after_ms(READING);
     assert_eq!(wants(&w), None);
     w.after_ms(T_ACCEPTED.as_millis());
     g.stops(8);
