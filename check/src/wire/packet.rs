@@ -113,7 +113,9 @@ impl Packet {
         while matches!(ether_type, EtherType::VLAN_TAGGED_FRAME | EtherType::PROVIDER_BRIDGING) {
             let tag = SingleVlanSlice::from_slice(&frame[len..]).map_err(|_| Unreadable)?;
             let number = u64::from(tag.vlan_identifier().value());
-            vlan = vlan << 32 | u64::from(ether_type.0) << 16 | number;
+            if number != 0 {
+                vlan = vlan << 32 | u64::from(ether_type.0) << 16 | number; // else only a priority
+            }
             ether_type = tag.ether_type();
             len += tag.header_slice().len();
         }

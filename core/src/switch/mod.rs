@@ -557,8 +557,8 @@ fn is_host_address(ip: IpAddr16) -> bool {
     !ip.is_multicast() && !ip.is_broadcast() && !ip.to_ip().is_loopback()
 }
 
-/// The id of the outer VLAN, with [`SERVICE`] if the tag is one of 802.1ad; 0 without one, and for
-/// a priority tag, which is the same.
+/// The id of the outer VLAN, with [`SERVICE`] if the tag is one of 802.1ad; 0 without one. Behind a
+/// priority tag it is that of the next tag.
 fn vlan_id(vlan: VlanStack) -> u16 {
     let outer = vlan.key() >> 32;
     let id = (outer & 0xfff) as u16;

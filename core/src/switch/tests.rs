@@ -207,6 +207,12 @@ fn a_priority_tag_is_no_vlan() {
     let mut switch = switch();
     switch.learn(T0, UPLINK, tagged(0x6000), MAC_FAR);
     assert_eq!(switch.lookup(T0, A, untagged(), MAC_FAR), Out::Port(UPLINK));
+    // In front of a VLAN's tag it hides none.
+    switch.set_vlans(A, Vlans::Trunk(vec![0, 7]));
+    for (vlan, there) in [(7, true), (8, false)] {
+        let stack = behind(&[(0x8100, 0x6000), (0x8100, vlan)], from(MAC_FAR, v4(1))).eth.vlan;
+        assert_eq!(switch.is_in(A, stack), there, "{vlan}");
+    }
 }
 
 #[test]

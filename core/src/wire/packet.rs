@@ -80,13 +80,23 @@ impl VlanStack {
         self.n == 0
     }
 
-    /// The VLANs as one number: equal for equal stacks, 0 without tags.
+    /// The VLANs as one number: equal for equal stacks, 0 without tags. A priority tag (VID 0) is no
+    /// VLAN (IEEE 802.1Q section 9.6): behind it is that of the next tag, if there is one.
     #[inline]
     #[must_use]
     pub const fn key(&self) -> u64 {
+        if self.n == 0 {
+            return 0;
+        }
         let [outer, inner] = self.tags;
-        let (outer, inner) = (u32::from_be_bytes(outer), u32::from_be_bytes(inner));
-        ((outer & 0xffff_0fff) as u64) << 32 | (inner & 0xffff_0fff) as u64
+        let (outer, inner) = (Self::vlan_of(outer), Self::vlan_of(inner));
+        if outer == 0 { inner << 32 } else { outer << 32 | inner }
+    }
+
+    /// Identifier and VLAN of a tag, 0 for a priority tag.
+    const fn vlan_of(tag: [u8; 4]) -> u64 {
+        let tag = u32::from_be_bytes(tag) & 0xffff_0fff;
+        if tag & 0xfff == 0 { 0 } else { tag as u64 }
     }
 }
 

@@ -199,3 +199,22 @@ fn com_28_a_forged_answer_to_a_guest_that_opens_changes_nothing() {
         }
     }
 }
+
+/// A fabric may tag what it carries with a priority, from the first frame on or later.
+#[test]
+fn com_10_a_priority_tag_is_no_vlan_to_a_flow() {
+    for from_the_first in [true, false] {
+        let vlan = if from_the_first { vec![[0x81, 0, 0x60, 0]] } else { vec![] };
+        let (w, r, g) = Setup { vlan, ..Setup::new() }.small().established();
+        warms_up(&r, &g);
+        let mut frame = r.frame_of("1001:2001 ack 1");
+        if from_the_first {
+            frame.drain(12..16);
+        } else {
+            frame.splice(12..12, [0x81, 0, 0xa0, 0]);
+        }
+        assert_eq!(crate::from_uplink(&w, &frame), Verdict::Absorbed);
+        r.gets("1 ack 2001");
+        g.gets("1001:2001");
+    }
+}
