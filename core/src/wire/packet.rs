@@ -80,8 +80,8 @@ impl VlanStack {
         self.n == 0
     }
 
-    /// The VLANs as one number: equal for equal stacks, 0 without tags. A priority tag (VID 0) is no
-    /// VLAN (IEEE 802.1Q section 9.6): behind it is that of the next tag, if there is one.
+    /// The VLANs as one number: equal for equal stacks, 0 without tags. A priority tag (VID 0) is
+    /// none (IEEE 802.1Q section 9.6): behind it is the VLAN of the next tag, if there is one.
     #[inline]
     #[must_use]
     pub const fn key(&self) -> u64 {
