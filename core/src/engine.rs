@@ -55,7 +55,7 @@ use crate::switch::Networks;
 use crate::tcp::flow::{Flow, State};
 use crate::tcp::gates::OutQueue;
 use crate::tcp::options::SynInfo;
-use crate::tcp::vm::Vm;
+use crate::tcp::vm::{Presence, Vm};
 use crate::tcp::wanting::{Want, Wanting};
 use crate::tcp::{Ended, Fate, FlowContext};
 use crate::time::Instant;
@@ -207,7 +207,10 @@ impl<'m> Engine<'m> {
         if features.is_none() {
             p.vm.clock.on_delivery(now);
         }
-        if before.is_none() && features.is_some() {
+        if before.is_some() && features.is_none() {
+            self.note_stopped(now, port);
+        } else if before.is_none() && features.is_some() {
+            p.vm.doubt = None; // what was heard before says nothing of this driver
             self.walk(now, Deed::RingReset, port);
             self.welcome(port);
         }
@@ -497,6 +500,7 @@ fn context<'a, 'm>(
     common: &'a mut Common<'m>,
 ) -> Option<FlowContext<'a, 'm>> {
     let port = ports.get_mut(usize::from(key.port))?.as_mut()?;
+    let is_here = port.vm.presence == Presence::Here;
     Some(FlowContext {
         now,
         id,
@@ -507,7 +511,7 @@ fn context<'a, 'm>(
         out: &mut common.out,
         ack_list: &mut common.ack_list,
         ready_ports: &mut common.ready_ports,
-        predicts: common.predicts,
+        predicts: common.predicts && is_here,
     })
 }
 

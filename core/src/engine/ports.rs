@@ -114,7 +114,6 @@ impl Engine<'_> {
     /// `poll_transmit` before the next call. See [`Self::prepare_removal`].
     pub fn remove_port(&mut self, now: Instant, port: PortId) {
         self.walks.forget(Some(port), |_| true);
-        self.walks.stop_waiting(port);
         self.settle_prediction();
         self.abort_flows(now, port);
         self.networks.of_mut(port).forget_learned(now, port);

@@ -29,16 +29,13 @@ impl Engine<'_> {
         self.handle_batch_end(now); // ACKs of bytes that were taken before
         self.set_presence(port, Presence::Awaited);
         self.walks.wait(now, port);
-        self.settle_prediction();
     }
 
     /// The front-end that has come has the guest that was there, as it was: its rings begin where
     /// they had stopped. Call it before the driver is reported.
     pub fn handle_guest_back(&mut self, port: PortId) {
         if self.presence(port) == Some(Presence::Awaited) {
-            self.walks.stop_waiting(port);
             self.set_presence(port, Presence::Here);
-            self.settle_prediction();
         }
     }
 
@@ -59,8 +56,18 @@ impl Engine<'_> {
         }
     }
 
+    /// The rings of the guest of `port` have stopped. From now on it is noted if it is heard
+    /// elsewhere: one that moves is, often before its VMM here hangs up.
+    pub(super) fn note_stopped(&mut self, now: Instant, port: PortId) {
+        if let Some(p) = self.port_mut(port) {
+            p.vm.stopped_at = now;
+        }
+        self.networks.of_mut(port).note_all_anew();
+    }
+
     /// The guest did not come back in time.
-    pub(super) fn give_up(&mut self, now: Instant, since: Instant, port: PortId) {
+    pub(super) fn give_up(&mut self, now: Instant, port: PortId) {
+        let Some(since) = self.port(port).map(|p| p.vm.stopped_at) else { return };
         let has_moved = self.networks.of(port).was_heard_since(since, port);
         self.end_guest(now, port, if has_moved { Presence::Moved } else { Presence::Gone });
     }
@@ -74,19 +81,16 @@ impl Engine<'_> {
     }
 
     fn end_guest(&mut self, now: Instant, port: PortId, how: Presence) {
-        self.walks.stop_waiting(port);
         self.set_presence(port, how);
         self.walk(now, Deed::End, port);
         self.networks.of_mut(port).forget_learned(now, port);
-        self.settle_prediction();
     }
 
     /// A guest is there. Another one than before counts as there when the connections of that one
     /// have ended.
     pub(super) fn welcome(&mut self, port: PortId) {
-        if self.presence(port) != Some(Presence::Replaced) || !self.is_ending(port) {
-            self.set_presence(port, Presence::Here);
-        }
+        let ends = self.is_ending(port) && self.presence(port) != Some(Presence::Here);
+        self.set_presence(port, if ends { Presence::Replaced } else { Presence::Here });
     }
 
     /// A walk over the connections of the VM of `port` has taken a step.

@@ -130,6 +130,9 @@ impl Engine<'_> {
 
     /// The VM of `port` has gone, or one is there again: H sends nothing that it has handed over.
     pub(super) fn set_presence(&mut self, port: PortId, presence: Presence) {
+        if presence != Presence::Awaited {
+            self.walks.stop_waiting(port);
+        }
         let Some(p) = self.port_mut(port) else { return };
         if std::mem::replace(&mut p.vm.presence, presence) != presence {
             self.settle_hold(port, Direction::FromGuest);

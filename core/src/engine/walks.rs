@@ -51,7 +51,7 @@ pub(super) struct Walks {
     list: VecDeque<Walk>,
     /// Flows that are no matter at once, and places of a step.
     flows_per_step: u32,
-    /// Connections of a VM that has gone end, or a VM is waited for.
+    /// Connections of a VM that has gone end.
     ends: bool,
     /// VMs that may come back, and since when they are waited for; the first is the earliest.
     awaited: VecDeque<(Instant, PortId)>,
@@ -90,9 +90,9 @@ impl Walks {
         self.awaited.retain(|(_, other)| *other != port);
     }
 
-    /// A VM that did not come back, and since when it was waited for.
-    pub(super) fn poll_given_up(&mut self, now: Instant) -> Option<(Instant, PortId)> {
-        self.awaited.pop_front_if(|(since, _)| *since + T_AWAITED <= now)
+    /// A VM that did not come back.
+    pub(super) fn poll_given_up(&mut self, now: Instant) -> Option<PortId> {
+        self.awaited.pop_front_if(|(since, _)| *since + T_AWAITED <= now).map(|(_, port)| port)
     }
 
     /// Whether this is being done to flows of a VM, or of any.
@@ -155,7 +155,6 @@ impl Engine<'_> {
     /// many. [`Self::remove_port`] has less to do when none of them [is left](Self::is_ending).
     pub fn prepare_removal(&mut self, port: PortId) {
         self.walks.forget(Some(port), |_| true);
-        self.walks.stop_waiting(port);
         self.set_presence(port, Presence::Gone);
         if self.flows.len_of_port(port.0) > self.walks.flows_per_step {
             self.walks.begin(Deed::Remove, Some(port));
@@ -173,12 +172,11 @@ impl Engine<'_> {
         }
     }
 
-    /// While connections of a VM that has gone end in steps, or one is waited for, no segment takes
-    /// the predicted path: who meets one that has not heard of it yet tells it (INV-19).
+    /// While connections of a VM that has gone end in steps, no segment takes the predicted path:
+    /// who meets one that has not heard of it yet tells it (INV-19).
     pub(super) fn settle_prediction(&mut self) {
         let mut deeds = self.walks.list.iter().map(|walk| walk.deed);
-        let ends = deeds.any(|deed| matches!(deed, Deed::End | Deed::Remove))
-            || !self.walks.awaited.is_empty();
+        let ends = deeds.any(|deed| matches!(deed, Deed::End | Deed::Remove));
         if ends != std::mem::replace(&mut self.walks.ends, ends) {
             self.common.predicts = !ends;
         }
@@ -199,8 +197,8 @@ impl Engine<'_> {
 
     #[cold]
     pub(super) fn go_on_walking(&mut self, now: Instant) {
-        while let Some((since, port)) = self.walks.poll_given_up(now) {
-            self.give_up(now, since, port);
+        while let Some(port) = self.walks.poll_given_up(now) {
+            self.give_up(now, port);
         }
         let Some((walk, places)) = self.walks.step(self.flows.slots()) else { return };
         for place in places {

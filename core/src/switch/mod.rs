@@ -485,6 +485,12 @@ impl Switch {
         self.changes += 1;
     }
 
+    /// Each MAC is noted as seen when its next frame comes, however lately it was.
+    pub(crate) fn note_all_anew(&mut self) {
+        self.taught.forget();
+        self.changes += 1;
+    }
+
     fn retain_macs(&mut self, keep: impl Fn(&MacEntry) -> bool) {
         self.macs.retain(|entry| keep(entry));
         self.forget_found();

@@ -213,6 +213,12 @@ fn a_priority_tag_is_no_vlan() {
         let stack = behind(&[(0x8100, 0x6000), (0x8100, vlan)], from(MAC_FAR, v4(1))).eth.vlan;
         assert_eq!(switch.is_in(A, stack), there, "{vlan}");
     }
+    // Behind two of them nobody looks.
+    let tags = [(0x8100, 0), (0x8100, 0), (0x8100, 8)];
+    let eth = behind(&tags, from(MAC_FAR, v4(1))).eth;
+    assert_eq!(switch.check_vlan(A, &eth), Err(DropReason::Vlan));
+    let eth = behind(&tags[1..2], from(MAC_FAR, v4(1))).eth;
+    assert_eq!(switch.check_vlan(A, &eth), Ok(()));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::{GuestPort, Ips, Switch, vlan_id};
 use crate::drops::DropReason;
 use crate::port::{PortId, Vlans};
-use crate::wire::packet::{Eth, VlanStack};
+use crate::wire::packet::{Eth, VlanStack, is_tag};
 
 impl Switch {
     /// Sets the VLANs of the guest behind `port`. Addresses that it used in other VLANs are not
@@ -64,12 +64,16 @@ impl Switch {
     }
 
     /// Whether `port` may send a frame with these tags. A guest without knowledge of its VLAN has
-    /// the tag that its port has inserted, and no other.
+    /// the tag that its port has inserted, and no other. Behind priority tags alone, a third tag
+    /// would hide its VLAN from us.
     pub(super) fn check_vlan(&self, port: PortId, eth: &Eth) -> Result<(), DropReason> {
         let is_fine = match self.guest(port).map(|guest| &guest.vlans) {
             None | Some(Vlans::Any) => true,
             Some(Vlans::Access(_)) => self.is_in(port, eth.vlan) && eth.vlan.tags().len() == 1,
-            Some(Vlans::Trunk(_)) => self.is_in(port, eth.vlan),
+            Some(Vlans::Trunk(_)) => {
+                let is_hidden = eth.vlan.key() == 0 && is_tag(eth.ethertype);
+                self.is_in(port, eth.vlan) && !is_hidden
+            }
         };
         if is_fine { Ok(()) } else { Err(DropReason::Vlan) }
     }

@@ -9,9 +9,11 @@
 use crate::limits::{DOUBT_PROBE_INTERVAL, DOUBT_PROBES, T_DOUBT};
 use crate::tcp::FlowContext;
 use crate::tcp::flow::{Flow, Why};
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 use crate::wire::packet::IpAddr16;
 
+/// What all probes of a row take.
+const PATIENCE: Duration = DOUBT_PROBE_INTERVAL.saturating_mul(DOUBT_PROBES as u64);
 /// Addresses of a VM that are followed.
 const ADDRESSES_MAX: usize = 16;
 
@@ -26,11 +28,11 @@ pub(crate) struct Doubt {
 }
 
 impl Doubt {
-    /// G sends such a packet. `true`: the first from this address.
+    /// G sends such a packet. `true`: the first from this address, or the first after a silence in
+    /// which it may have had no address.
     pub(crate) fn on_heard(&mut self, running: Instant, from: IpAddr16) -> bool {
         if let Some((_, at)) = self.heard.iter_mut().find(|(ip, _)| *ip == from) {
-            *at = running;
-            return false;
+            return running.since(std::mem::replace(at, running)) >= PATIENCE;
         }
         let is_new = self.heard.len() < ADDRESSES_MAX;
         if is_new {
@@ -78,14 +80,16 @@ impl Flow {
     /// When G was last heard from the flow's address, if the flow is in doubt.
     pub(super) fn heard_in_doubt(&self, cx: &FlowContext<'_, '_>) -> Option<Instant> {
         let doubt = cx.vm.doubt.as_deref().filter(|_| self.receiver.is_doubted())?;
-        doubt.heard_at(cx.key.g_addr)
+        doubt.heard_at(cx.key.g_addr).filter(|_| !doubt.is_over(cx.running()))
     }
 
-    /// G has not answered the last probe.
+    /// G has not answered the last probe. One that has been silent as long as a silent G is waited
+    /// for (SNOOP-32) is waited for no longer.
     pub(super) fn on_doubt_timeout(&mut self, cx: &mut FlowContext<'_, '_>, heard_at: Instant) {
-        let unanswered = self.timers.back_off();
-        let patience = DOUBT_PROBE_INTERVAL.saturating_mul(DOUBT_PROBES.into());
-        if unanswered >= DOUBT_PROBES && cx.running().since(heard_at) < patience {
+        let running = cx.running();
+        let speaks = running.since(heard_at) < PATIENCE;
+        let over = speaks || self.sender.stuck_for(running) >= self.patience();
+        if self.timers.back_off() >= DOUBT_PROBES && over {
             self.abort_both(cx, Why::GuestGone);
         } else {
             self.probe_in_doubt(cx);

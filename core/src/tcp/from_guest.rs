@@ -173,6 +173,7 @@ impl Flow {
         sender.on_ack(&said, &mut sending);
         if self.losses.any() {
             self.try_longer_segments(cx.now);
+            self.try_longer_to_net(cx.now);
         }
         if ack > una {
             if let Some(rec) = self.receiver.record() {

@@ -452,13 +452,13 @@ impl Flow {
 
     /// G had its time and did not move (SNOOP-15, SNOOP-29, SNOOP-31, SNOOP-32, SNOOP-42).
     fn on_guest_timeout(&mut self, cx: &mut FlowContext<'_, '_>, timer: Timer) {
-        if let Some(heard_at) = self.heard_in_doubt(cx) {
-            return self.on_doubt_timeout(cx, heard_at);
-        }
         let stuck = self.sender.stuck_for(cx.running());
         if self.receiver.reset_waits() && stuck >= limits::T_RST {
             self.abort(cx, Why::Reset, true);
             return;
+        }
+        if let Some(heard_at) = self.heard_in_doubt(cx) {
+            return self.on_doubt_timeout(cx, heard_at);
         }
         let timeouts = self.timers.back_off();
         let tried = u32::from(timeouts) >= limits::REFUSED_RETRANSMISSIONS;

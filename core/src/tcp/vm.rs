@@ -152,6 +152,8 @@ pub struct Vm {
     pub acknowledges_late: bool,
     /// Its driver has begun anew while connections owed something (LIFE-04b).
     pub(crate) doubt: Option<Box<Doubt>>,
+    /// When its rings stopped last.
+    pub(crate) stopped_at: Instant,
     /// Whether its guest is there. While it is not, nothing but that is said in its name (INV-19).
     pub presence: Presence,
     /// The source of resets that leave while its rings are stopped (LIFE-07). `None`: its network
@@ -227,6 +229,7 @@ impl Vm {
             announced: false,
             deliveries_held: false,
             doubt: None,
+            stopped_at: Instant::ZERO,
             presence: Presence::Here,
             fragment_at: None,
             fragment_from_guest: None,

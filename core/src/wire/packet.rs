@@ -240,7 +240,7 @@ impl Eth {
     }
 }
 
-const fn is_tag(ethertype: u16) -> bool {
+pub(crate) const fn is_tag(ethertype: u16) -> bool {
     matches!(ethertype, TPID_8021Q | TPID_8021AD)
 }
 

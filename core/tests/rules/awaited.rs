@@ -82,6 +82,28 @@ fn life_16_of_a_guest_that_was_heard_elsewhere_only_debts_are_reset() {
     }
 }
 
+/// The guest runs elsewhere before its VMM here hangs up, and says so a few times within a second,
+/// as QEMU does.
+#[test]
+fn life_16_a_guest_that_is_heard_elsewhere_before_its_vmm_hangs_up_has_moved() {
+    let (w, r, g) = Setup::new().established();
+    warms_up(&r, &g);
+    let announcement = [&[0xff; 6][..], &mac(1), &[0x80, 0x35], &[0; 46]].concat();
+    from_uplink(&w, &announcement); // of an earlier move, long ago
+    w.happens(Event::Migrated(0));
+    w.set_features(GUEST, None);
+    w.after_ms(10);
+    for _ in 0..5 {
+        from_uplink(&w, &announcement);
+        w.after_ms(50);
+    }
+    w.happens(Event::Awaited(0));
+    w.engine(|e, now| e.handle_guest_gone(now, GUEST));
+    w.after_ms(2000);
+    r.gets_nothing();
+    assert_eq!(flow(&w, |f| (f.state(), f.why())), (State::Pass, Why::GuestGone));
+}
+
 /// Neither timers nor commands of the operator make H speak in the name of a VM that may run
 /// elsewhere.
 #[test]

@@ -89,3 +89,54 @@ fn life_04b_a_guest_whose_driver_was_only_bound_anew_goes_on() {
     g.gets_nothing();
     r.gets_nothing();
 }
+
+/// It spoke behind the first reset; behind the second it has no address for a while, and answers
+/// nothing.
+#[test]
+fn life_04b_what_was_heard_before_the_driver_began_anew_once_more_does_not_count() {
+    let (w, r, g) = booted(Event::DriverReset(0));
+    let other = opens_another(&w);
+    g.gets("1000 ack 1");
+    w.happens(Event::DriverReset(0));
+    w.set_features(GUEST, None);
+    w.happens(Event::DriverBack(0));
+    w.set_features(GUEST, Some(Setup::new().features));
+    w.after_ms(3000);
+    g.takes_all();
+    other.sends_syn();
+    g.gets("1000 ack 1");
+    w.after_ms(200);
+    r.gets_nothing();
+    g.takes_all();
+    g.sends("1 ack 2001");
+    w.after_ms(10_000);
+    r.gets_nothing();
+    assert_ne!(flow(&w, |f| f.state()), State::Abort);
+}
+
+/// It loses its address for a while, and gets it back.
+#[test]
+fn life_04b_probes_of_a_silent_time_do_not_count_when_it_speaks_again() {
+    let (w, r, g) = booted(Event::DriverReset(0));
+    let other = opens_another(&w);
+    w.after_ms(5000);
+    g.takes_all();
+    other.sends_syn();
+    g.gets("1000 ack 1");
+    w.after_ms(200);
+    r.gets_nothing();
+    g.takes_all();
+    g.sends("1 ack 2001");
+    assert_ne!(flow(&w, |f| f.state()), State::Abort);
+}
+
+/// One that speaks once and answers nothing is given up like a silent one (SNOOP-32).
+#[test]
+fn life_04b_a_guest_that_spoke_once_is_not_waited_for_without_end() {
+    let (w, r, g) = booted(Event::Rebooted(0));
+    opens_another(&w);
+    w.after_ms(130_000);
+    g.takes_all();
+    r.gets_last("R. 1 ack 2001");
+    assert_eq!(flow(&w, |f| (f.state(), f.why())), (State::Abort, Why::GuestGone));
+}

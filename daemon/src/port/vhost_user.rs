@@ -462,7 +462,9 @@ impl<D: Device> VhostUserPort<D> {
             info!(port = self.name, reason, "the front-end disconnected");
         }
         let (events, stopped_at) = session.close();
-        self.stopped_at = stopped_at;
+        if stopped_at != [0; 2] {
+            self.stopped_at = stopped_at; // who had no rings says nothing of the guest
+        }
         self.events.extend(events);
         self.events.push_back(Event::Unwatch(channel.into_fd()));
         self.events.push_back(Event::Disconnected(reason.to_owned()));

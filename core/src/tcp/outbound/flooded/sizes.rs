@@ -158,7 +158,7 @@ impl Flow {
     }
 
     /// The way to R may be another one by now, as Linux takes its routes to be (`mtu_expires`).
-    pub(super) fn try_longer_to_net(&mut self, now: Instant) {
+    pub(in crate::tcp) fn try_longer_to_net(&mut self, now: Instant) {
         let Some(narrow) = self.losses.narrow_to_net().filter(|n| n.until <= now) else { return };
         let learned = u64::from(self.options.mss_to_net);
         self.options.mss_to_net = narrow.mss_before;
