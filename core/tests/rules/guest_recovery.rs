@@ -333,6 +333,7 @@ fn life_04_a_new_ring_gets_what_was_in_the_old_one_without_waiting_for_a_timeout
 #[test]
 fn life_04_patience_that_was_lost_with_a_ring_comes_back_with_the_next_ack() {
     let (w, r, g) = plain(Setup::new());
+    w.engine(|e, now| e.set_late(now, GUEST, true)); // or the connection is in doubt (LIFE-04b)
     loses_a_flight(&r, &g, 5);
     for ms in [250, 500] {
         w.after_ms(ms);

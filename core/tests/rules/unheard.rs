@@ -126,6 +126,8 @@ fn inv_24_congestion_marks_are_none_of_ours_without_ecn() {
     let (_w, r, g) = Setup::new().established();
     r.sends("1 ack 1 ce");
     g.gets("1 ack 1 ce");
+    r.sends("1:1001 ack 1 ce <opt 1e04aabb>"); // which H does not take over
+    g.gets("1:1001 ack 1 ce <opt 1e04aabb>");
 }
 
 #[test]
