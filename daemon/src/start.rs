@@ -78,6 +78,7 @@ pub fn run(config: &Config, source: Source, sandbox: &Sandbox) -> Result<(), Vec
             supervisor.iter().for_each(|supervisor| supervisor.is_stopping(drain));
         })
         .map_err(|e| vec![error(format!("the event loop failed: {e}"), "report this")])?;
+    signals::finish(); // guests hear of the last frames, such as the last heartbeat
     match worker.owed() {
         0 => {
             if let Err(e) = arena.remove() {

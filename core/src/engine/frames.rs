@@ -96,12 +96,6 @@ impl Engine<'_> {
         self.count(now, port, result, frame)
     }
 
-    /// The VMM of a guest announces that the guest has just been moved here, and has this MAC.
-    /// `true`: a station that was lately heard elsewhere had it, and is not found any more.
-    pub fn handle_announcement(&mut self, now: Instant, port: PortId, mac: Mac) -> bool {
-        self.networks.of_mut(port).announce(now, port, mac)
-    }
-
     /// Counts a drop, and a frame that a guest has yet to see.
     fn count(
         &mut self,

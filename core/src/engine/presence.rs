@@ -8,6 +8,7 @@
 
 use crate::engine::{Deed, Engine};
 use crate::port::PortId;
+use crate::switch::Mac;
 use crate::tcp::vm::Presence;
 use crate::time::Instant;
 use crate::wire::packet::IpAddr16;
@@ -27,8 +28,23 @@ impl Engine<'_> {
             return; // and it has just been waited for
         }
         self.handle_batch_end(now); // ACKs of bytes that were taken before
+        if self.networks.of(port).is_announced_elsewhere(port) {
+            return self.end_guest(now, port, Presence::Moved);
+        }
         self.set_presence(port, Presence::Awaited);
         self.walks.wait(now, port);
+    }
+
+    /// The VMM of a guest announces that the guest has just been moved here, and has this MAC: it
+    /// is waited for nowhere else. `true`: a station that was lately heard elsewhere had it, and is
+    /// not found any more.
+    pub fn handle_announcement(&mut self, now: Instant, port: PortId, mac: Mac) -> bool {
+        if let Some(before) = self.networks.of(port).is_had_by(mac, port)
+            && self.presence(before) == Some(Presence::Awaited)
+        {
+            self.end_guest(now, before, Presence::Moved);
+        }
+        self.networks.of_mut(port).announce(now, port, mac)
     }
 
     /// The front-end that has come has the guest that was there, as it was: its rings begin where

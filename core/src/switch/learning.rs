@@ -105,6 +105,22 @@ impl Switch {
         was_elsewhere
     }
 
+    /// The port at which the guest with this MAC is known, unless that is `port`, or the MAC is
+    /// configured there, which counts more than an announcement.
+    pub(crate) fn is_had_by(&self, mac: Mac, port: PortId) -> Option<PortId> {
+        let has_learned = |other: &PortId| self.guest(*other).is_some_and(|it| !it.mac_configured);
+        self.guest_with(mac).filter(|other| *other != port).filter(has_learned)
+    }
+
+    /// Whether the VMM of another port has announced the MAC that was learned of the guest of
+    /// `port`.
+    pub(crate) fn is_announced_elsewhere(&self, port: PortId) -> bool {
+        let learned = self.guest(port).filter(|guest| !guest.mac_configured);
+        let Some(mac) = learned.and_then(|guest| guest.mac) else { return false };
+        let mut ports = (0..).map(PortId).take(self.guests.len());
+        ports.any(|other| other != port && self.was_announced(other, mac))
+    }
+
     /// Whether this MAC was lately heard at a port other than `port`, where that counts: a guest
     /// without knowledge of VLANs is not affected by uplinks' stations in other VLANs.
     fn was_heard_elsewhere(&self, now: Instant, port: PortId, mac: Mac) -> bool {

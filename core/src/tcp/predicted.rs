@@ -228,6 +228,7 @@ impl Flow {
             return None;
         }
         self.learn_from_guest(cx, p);
+        self.note_ttl_of_data(cx, p.ttl());
         let known = ack == self.sender.una() && ack + window == self.sender.edge();
         if !known || self.timers.is_probing() {
             self.take_ack_from_guest(cx, ack, p.window(), false, None);

@@ -307,6 +307,8 @@ struct Lane(Arc<Shared>);
 struct Shared {
     waiting: Mutex<Waiting>,
     work: Condvar,
+    /// A line was written to.
+    rest: Condvar,
     /// Lines that wait or are written to.
     count: AtomicUsize,
     /// When the write began that is being made; 0: there is none.
@@ -348,6 +350,18 @@ pub(crate) fn start() -> io::Result<()> {
     thread::Builder::new().name("signals".into()).spawn(starts)?;
     let _ = STARTER.set(starter);
     Ok(())
+}
+
+/// Waits for the writes that threads have yet to make, for [`LANE_LIMIT`] at most: the process is
+/// about to end.
+pub(crate) fn finish() {
+    let lanes: Vec<_> = lock(&LANES).iter().filter_map(Weak::upgrade).collect();
+    let until = monotonic_now() + LANE_LIMIT;
+    for lane in lanes {
+        let left = std::time::Duration::from_nanos(until.since(monotonic_now()).as_nanos());
+        let busy = |_: &mut Waiting| lane.count.load(Ordering::Relaxed) > 0;
+        drop(lane.rest.wait_timeout_while(lock(&lane.waiting), left, busy));
+    }
 }
 
 /// Interrupts threads whose writes wait.
@@ -405,7 +419,10 @@ impl Shared {
                 line.write_aside();
             }
             self.since.store(0, Ordering::Relaxed);
+            let waiting = lock(&self.waiting);
             self.count.fetch_sub(1, Ordering::Relaxed);
+            drop(waiting);
+            self.rest.notify_all();
         }
         *lock(&self.thread) = None;
     }

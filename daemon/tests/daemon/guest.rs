@@ -337,12 +337,12 @@ impl Guest {
         self.kicks(1);
     }
 
-    /// Its VMM says that its memory is so long.
+    /// Its VMM says that its memory is so long, before anything is in it.
     pub(crate) fn has_memory(&self, len: u64) {
-        tell(&self.stream, Req::SET_MEM_TABLE, &mem_table(len), &[self.ram.fd().as_fd()]);
+        assert!(self.may_have_memory(len), "{len} bytes of memory are refused");
     }
 
-    /// The same; whether that is allowed.
+    /// Likewise; whether that is allowed.
     pub(crate) fn may_have_memory(&self, len: u64) -> bool {
         shares(&self.stream, &self.ram, len)
     }
