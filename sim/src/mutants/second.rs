@@ -525,11 +525,6 @@ mutations! { SECOND:
     "cx.vm.presence != Presence::Here"
     => "false";
 
-    "what is expected is promised while connections of a VM that has gone end", "INV-19",
-    "settle_prediction",
-    "self.common.predicts = !ends;"
-    => "self.common.predicts = true;";
-
     "a VM that has come into another VLAN is gone for good", "LIFE-05", "set_guest",
     "self.set_presence(port, Presence::Here);"
     => "";
