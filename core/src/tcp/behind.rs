@@ -43,8 +43,16 @@ impl Flow {
 
     /// A data segment of G with this TTL. Two in a row from farther than its handshake came from
     /// were made by somebody behind it.
-    #[inline]
+    #[inline(always)]
     pub(super) fn note_ttl_of_data(&mut self, cx: &mut FlowContext<'_, '_>, ttl: u8) {
+        let usual = matches!(ttl, 64 | 128 | 255); // nobody passed it on (`hops`)
+        if !usual || self.losses.any_farther() {
+            self.note_odd_ttl_of_data(cx, ttl);
+        }
+    }
+
+    #[inline(never)]
+    fn note_odd_ttl_of_data(&mut self, cx: &mut FlowContext<'_, '_>, ttl: u8) {
         let hops_of_handshake = u8::from(self.options.distance != Distance::Local);
         let is_farther = hops(ttl, cx.vm.guest_ttl) > hops_of_handshake;
         if (is_farther || self.losses.any()) && self.losses.note_farther(is_farther) >= LOWER_TTLS {

@@ -229,6 +229,12 @@ impl Losses {
         }
     }
 
+    /// Whether the last data segment of G came from farther than its handshake.
+    #[inline(always)]
+    pub(crate) fn any_farther(&self) -> bool {
+        self.0.as_ref().is_some_and(|known| known.farther > 0)
+    }
+
     /// A data segment of G came from farther than its handshake, or did not: how many in a row did.
     pub(crate) fn note_farther(&mut self, is_farther: bool) -> u8 {
         if !is_farther && self.0.is_none() {
