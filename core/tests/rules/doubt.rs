@@ -9,21 +9,25 @@ use nightporter_core::tcp::flow::{State, Why};
 /// G is owed 1,000 bytes when its driver begins anew; they are given to it, and it says nothing for
 /// 20 s, as a kernel that boots does.
 fn booted(event: Event) -> (World<'static>, Peer<'static>, Peer<'static>) {
-    let setup = Setup::new();
-    let (w, r, g) = setup.established();
+    let (w, r, g) = Setup::new().established();
     warms_up(&r, &g);
     g.stops(0);
     r.sends("1001:2001");
     r.gets_last("1 ack 2001");
-    w.happens(event);
-    w.set_features(GUEST, None);
-    w.happens(Event::DriverBack(0));
-    w.set_features(GUEST, Some(setup.features));
+    begins_anew(&w, event);
     g.runs();
     g.gets("1001:2001");
     w.after_ms(20_000);
     g.takes_all();
     (w, r, g)
+}
+
+/// G's driver goes because of `event`, and comes back.
+fn begins_anew(w: &World<'static>, event: Event) {
+    w.happens(event);
+    w.set_features(GUEST, None);
+    w.happens(Event::DriverBack(0));
+    w.set_features(GUEST, Some(Setup::new().features));
 }
 
 /// Another connection that G opens, from the same address.
@@ -97,10 +101,7 @@ fn life_04b_what_was_heard_before_the_driver_began_anew_once_more_does_not_count
     let (w, r, g) = booted(Event::DriverReset(0));
     let other = opens_another(&w);
     g.gets("1000 ack 1");
-    w.happens(Event::DriverReset(0));
-    w.set_features(GUEST, None);
-    w.happens(Event::DriverBack(0));
-    w.set_features(GUEST, Some(Setup::new().features));
+    begins_anew(&w, Event::DriverReset(0));
     w.after_ms(3000);
     g.takes_all();
     other.sends_syn();
