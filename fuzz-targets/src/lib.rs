@@ -14,6 +14,7 @@ pub mod config;
 pub mod control;
 pub mod etcd;
 pub mod flow;
+pub mod helpers;
 pub mod icmp;
 pub mod messages;
 pub mod overlay;
@@ -24,6 +25,7 @@ pub mod sealed;
 pub mod sender;
 pub mod sockets;
 pub mod streams;
+pub mod trust;
 pub mod wire;
 
 /// A target: its name for `cargo fuzz`, its function, and its first inputs.
@@ -49,6 +51,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "sockets", run: sockets::run, seeds: sockets::seeds },
     Target { name: "streams", run: streams::run, seeds: streams::seeds },
     Target { name: "sealed", run: sealed::run, seeds: sealed::seeds },
+    Target { name: "trust", run: trust::run, seeds: trust::seeds },
+    Target { name: "helpers", run: helpers::run, seeds: helpers::seeds },
     Target { name: "etcd", run: etcd::run, seeds: etcd::seeds },
     Target { name: "arena", run: arena::run, seeds: arena::seeds },
     Target { name: "config", run: config::run, seeds: config::seeds },

@@ -138,6 +138,16 @@ fn whatever_another_host_says_by_tls_is_read_as_it_was_said_and_costs_a_turn_wha
 }
 
 #[test]
+fn whatever_another_host_or_a_file_shows_proves_what_is_in_it() {
+    survives("trust", 1500);
+}
+
+#[test]
+fn whatever_a_helper_says_is_taken_as_it_was_said_and_leaves_no_descriptor() {
+    survives("helpers", 3000);
+}
+
+#[test]
 fn whatever_etcd_says_is_read_as_it_was_said_or_is_nobodys() {
     survives("etcd", 1500);
 }

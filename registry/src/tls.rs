@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 
@@ -36,6 +36,15 @@ pub struct TlsError {
 
 fn error(path: &Path, what: &dyn std::fmt::Display) -> TlsError {
     TlsError { path: path.into(), what: what.to_string() }
+}
+
+/// Without what is in the file, which may be a key.
+fn words(e: &pem::Error) -> String {
+    match e {
+        pem::Error::IllegalSectionStart { .. } => "the beginning of a section is damaged".into(),
+        pem::Error::MissingSectionEnd { .. } => "the end of a section is missing".into(),
+        e => e.to_string(),
+    }
 }
 
 impl Files {
@@ -71,7 +80,7 @@ impl Files {
     /// The first file that is wrong.
     pub fn read_own(&self) -> Result<Option<Own>, TlsError> {
         let Some((chain, key)) = &self.own else { return Ok(None) };
-        let key = PrivateKeyDer::from_pem_file(key).map_err(|e| error(key, &e))?;
+        let key = PrivateKeyDer::from_pem_file(key).map_err(|e| error(key, &words(&e)))?;
         Ok(Some(Own { chain: certificates(chain)?, key }))
     }
 
@@ -154,6 +163,6 @@ impl<C> Tls<C> {
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let all = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
-    let all: Vec<_> = all.map_err(|e| error(path, &e))?;
+    let all: Vec<_> = all.map_err(|e| error(path, &words(&e)))?;
     if all.is_empty() { Err(error(path, &"has no certificate")) } else { Ok(all) }
 }

@@ -47,9 +47,14 @@ impl Connector {
         }
         drop(theirs);
         match ours.hear().map_err(failed)? {
-            Ok(_) => Ok(Self(Arc::new(Mutex::new(ours)))),
+            Ok(_) => Ok(Self::of(ours)),
             Err(no) => Err(error(no.what, &no.fix)),
         }
+    }
+
+    /// Of a process that answers by the other end.
+    pub(super) fn of(channel: Channel) -> Self {
+        Self(Arc::new(Mutex::new(channel)))
     }
 
     /// A connection to the member with this place in the list; waits for a second at most. It sends
@@ -123,7 +128,7 @@ mod tests {
         let nowhere = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let (ours, theirs) = Channel::pair(ANSWER_MAX).unwrap();
         let process = thread::spawn(move || while serve(&[here, nowhere], &theirs).is_ok() {});
-        let connector = Connector(Arc::new(Mutex::new(ours)));
+        let connector = Connector::of(ours);
         let socket = connector.connect(0).unwrap();
         let (_, from) = listener.accept().unwrap();
         assert_eq!((socket.peer_addr().unwrap(), socket.local_addr().unwrap()), (here, from));

@@ -83,9 +83,14 @@ impl Dialer {
         }
         drop(theirs);
         match ours.hear().map_err(failed)? {
-            Ok(_) => Ok(Self { channel: ours, waiting: VecDeque::new() }),
+            Ok(_) => Ok(Self::of(ours)),
             Err(no) => Err(error(no.what, &no.fix)),
         }
+    }
+
+    /// Of a process that answers by the other end.
+    pub(super) fn of(channel: Channel) -> Self {
+        Self { channel, waiting: VecDeque::new() }
     }
 
     /// Readable when a socket has come, or the process has ended.
@@ -233,7 +238,7 @@ mod tests {
         let (ours, theirs) = Channel::pair(ANSWER_MAX).unwrap();
         let may = |to: IpAddr| to != IpAddr::from([127, 0, 0, 3]);
         let process = thread::spawn(move || while serve(port, &theirs, may).is_ok() {});
-        let mut dialer = Dialer { channel: ours, waiting: VecDeque::new() };
+        let mut dialer = Dialer::of(ours);
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
         let is_good = |tag: u64| tag.is_multiple_of(50);
         let is_far = |tag: u64| tag % 50 == 1;

@@ -17,6 +17,7 @@
 pub mod connector;
 pub(crate) mod dialer;
 mod process;
+mod rehearsal;
 mod rules;
 mod shut;
 mod words;
@@ -32,6 +33,7 @@ use crate::port::shared::Sockets;
 use crate::port::tap::{OpenError, TapPort};
 use crate::start::{StartError, error};
 use crate::sys;
+pub use rehearsal::{Dialed, Rehearsal, Understood};
 use rules::Rules;
 pub use shut::{shut, shut_connector, shut_dialer};
 use words::{Answer, Channel, Given, Refusal, TO_ENLARGE, to_join, to_open};

@@ -64,6 +64,7 @@ pub use fabric::{Heard, SealedReader, StreamReader};
 use kept::KeptBytes;
 pub use rules::Member;
 use rules::Rules;
+pub use trust::rehearsal as trust_rehearsal;
 pub(crate) use trust::{Proof, ProofDoors};
 pub(crate) use ucx::{IS_BUILT as HAS_UCX, Worker as UcxWorker};
 

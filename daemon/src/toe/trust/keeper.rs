@@ -65,11 +65,17 @@ struct Asking {
     tag: u64,
     /// When it ends.
     until: Instant,
-    /// Tickets that it has been asked for and has not told.
-    due: usize,
+    coming: Coming,
     /// Some has been told.
     is_believed: bool,
-    /// The beginning of a ticket.
+}
+
+/// Tickets that another host tells, in pieces of any length.
+#[derive(Debug, Default)]
+pub(super) struct Coming {
+    /// Those that it has been asked for and has not told.
+    pub(super) due: usize,
+    /// The beginning of one.
     part: Vec<u8>,
 }
 
@@ -279,9 +285,8 @@ impl Keeper {
             conn: None,
             tag: self.dialed,
             until: now + T_TELL,
-            due: 0,
+            coming: Coming::default(),
             is_believed: false,
-            part: Vec::new(),
         };
         self.asking.insert(way, asking);
         Ok(())
@@ -498,7 +503,7 @@ impl Asking {
             let many = u8::try_from(wanted - *asked).unwrap_or(u8::MAX);
             conn.write(&[many])?;
             *asked += u64::from(many);
-            self.due += usize::from(many);
+            self.coming.due += usize::from(many);
         }
         let mut tickets = Vec::new();
         let mut bytes = [0; 16 * TICKET_LEN];
@@ -507,18 +512,27 @@ impl Asking {
             if len == 0 {
                 return Ok(tickets);
             }
-            self.part.extend(&bytes[..len]);
-            let (whole, rest) = self.part.as_chunks::<TICKET_LEN>();
-            if whole.len() > self.due {
-                return Err("it tells more than it was asked for".into());
-            }
-            self.due -= whole.len();
-            tickets.extend(whole.iter().map(|ticket| {
-                let (halves, _) = ticket.as_chunks();
-                Ticket { shown: halves[0], answer: halves[1] }
-            }));
-            self.part = rest.to_vec();
+            tickets.extend(self.coming.take(&bytes[..len])?);
         }
+    }
+}
+
+impl Coming {
+    /// The tickets that are whole with these bytes. Errors: it tells more than it was asked for.
+    pub(super) fn take(&mut self, bytes: &[u8]) -> Result<Vec<Ticket>, String> {
+        self.part.extend(bytes);
+        let (whole, rest) = self.part.as_chunks::<TICKET_LEN>();
+        if whole.len() > self.due {
+            return Err("it tells more than it was asked for".into());
+        }
+        self.due -= whole.len();
+        let tickets = whole.iter().map(|ticket| {
+            let (halves, _) = ticket.as_chunks();
+            Ticket { shown: halves[0], answer: halves[1] }
+        });
+        let tickets = tickets.collect();
+        self.part = rest.to_vec();
+        Ok(tickets)
     }
 }
 

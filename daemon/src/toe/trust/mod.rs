@@ -26,6 +26,7 @@
 mod conn;
 mod keeper;
 mod proof;
+pub mod rehearsal;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
