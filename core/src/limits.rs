@@ -188,6 +188,15 @@ pub const OVERLAY_DATAGRAM_BYTES_MAX: usize = 65_507;
 /// How long a path between hosts stays as narrow as it was found (Linux:
 /// `net.ipv4.route.mtu_expires`).
 pub const PATH_MTU_AGE: Duration = Duration::from_secs(600);
+/// How often a path between hosts that takes all is asked whether it still does.
+pub const PROBE_INTERVAL: Duration = Duration::from_secs(60);
+/// How long an answer to a probe may take, and how often one is sent before it is lost (RFC 8899
+/// sections 5.1.1 and 5.1.2: PROBE_TIMER, MAX_PROBES).
+pub const PROBE_WAIT: Duration = Duration::from_secs(1);
+/// See [`PROBE_WAIT`].
+pub const PROBE_TRIES: u8 = 3;
+/// A search for the width of a path ends so many bytes below it.
+pub const PROBE_STEP: u16 = 8;
 /// Errors at once for senders over an overlay whose packets are too long.
 pub const TOO_LONG_BURST: u64 = 50;
 /// Senders that do not take them from each other, as far as their MACs' hashes differ: 64 x 40 B.

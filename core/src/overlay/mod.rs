@@ -23,7 +23,8 @@
 //! ([`Overlay::answer`]), and sends them to no peer.
 //!
 //! **Too long packets.** The overlay's width toward a peer is the narrowest part of the path. A
-//! narrow path that was noticed ([`Overlay::note_narrow`]) counts for [`PATH_MTU_AGE`] and for that
+//! narrow path is found by probes that peers of our kind answer ([`Overlay::poll_probe`]). One
+//! that was noticed otherwise ([`Overlay::note_narrow`]) counts for [`PATH_MTU_AGE`] and for that
 //! peer. TCP is cut to it, in broadcast frames too. Other broadcast packets go whole to the peers
 //! whose paths take them. The sender of a packet that is too long for a peer is told
 //! ([`Overlay::complain`]).
@@ -35,6 +36,7 @@ mod answers;
 mod arrival;
 mod datagrams;
 pub mod ecn;
+mod probe;
 mod stations;
 mod too_long;
 
@@ -46,6 +48,8 @@ use ahash::RandomState;
 use self::answers::Addresses;
 pub use self::datagrams::{Batch, Datagrams};
 use self::ecn::Ecn;
+pub use self::probe::PROBE_BASE;
+use self::probe::{Probe, Probes};
 use self::stations::Stations;
 use crate::bucket::Bucket;
 use crate::drops::DropReason;
@@ -117,6 +121,9 @@ pub struct Overlay {
     peers: Vec<(IpAddr16, PeerId)>,
     /// Peers whose path takes less than `mtu`, and how long that counts.
     narrow: Vec<(PeerId, u16, Instant)>,
+    probes: Probes,
+    /// Makes the number of the next probe another one.
+    probed: u64,
     /// By the hash of the sender that is told, so that no sender takes all errors from the others.
     complaints: Box<[Bucket]>,
     stations: Stations,
@@ -137,6 +144,8 @@ impl Overlay {
             mtu: config.mtu,
             peers,
             narrow: Vec::new(),
+            probes: Probes::default(),
+            probed: 0,
             complaints: [Bucket::new(TOO_LONG_BURST, TOO_LONG_INTERVAL); TOO_LONG_SENDERS].into(),
             stations,
             addresses: Addresses::default(),
@@ -150,7 +159,9 @@ impl Overlay {
         let counts = |(peer, _, until): &&(PeerId, u16, Instant)| {
             now < *until && (to == To::All || to == To::Peer(*peer))
         };
-        self.narrow.iter().filter(counts).map(|(_, mtu, _)| *mtu).min().unwrap_or(self.mtu)
+        let peer = if let To::Peer(peer) = to { Some(peer) } else { None };
+        let said = self.narrow.iter().filter(counts).map(|(_, mtu, _)| *mtu);
+        said.chain(self.probes.narrow(peer)).min().unwrap_or(self.mtu)
     }
 
     /// The peer that has this address.
@@ -226,12 +237,49 @@ impl Overlay {
     pub fn set_mtu(&mut self, mtu: u16) {
         self.mtu = mtu;
         self.narrow.clear();
+        self.probes.clear();
     }
 
     /// The path to `peer` takes no longer IP packets than this, for [`PATH_MTU_AGE`] from now on.
     pub fn note_narrow(&mut self, now: Instant, peer: PeerId, mtu: u16) {
         self.narrow.retain(|(known, ..)| *known != peer);
         self.narrow.push((peer, mtu, now + PATH_MTU_AGE));
+    }
+
+    /// A frame leaves for `peer`: the datagram that leaves beside it to find out what the path
+    /// takes, if it is time for one.
+    #[must_use]
+    pub fn poll_probe(&mut self, now: Instant, peer: PeerId) -> Option<Vec<u8>> {
+        let Self { hasher, probed, .. } = self;
+        let nonce = || {
+            *probed += 1;
+            hasher.hash_one((*probed, peer.0))
+        };
+        let frame = self.probes.poll(now, peer, self.mtu, nonce)?;
+        Some([&vxlan::emit(self.vni)[..], &frame].concat())
+    }
+
+    /// Takes a datagram of a peer if it is a probe, or answers one; then [`Self::handle_datagram`]
+    /// need not. Returns the datagram that answers it, if any; `None`: it is something else.
+    pub fn handle_probe(
+        &mut self,
+        now: Instant,
+        from: PeerId,
+        datagram: &[u8],
+    ) -> Option<Option<Vec<u8>>> {
+        let probe = Probe::parse(datagram.get(vxlan::LEN..)?)?;
+        if vxlan::parse(datagram) != Ok(self.vni) {
+            return None;
+        }
+        self.probes.handle_answer(now, from, probe, self.mtu);
+        let answer = probe.answer();
+        Some(answer.map(|frame| [&vxlan::emit(self.vni)[..], &frame].concat()))
+    }
+
+    /// Somebody says that the path to `peer` is narrow. `true`: the peer answers probes, so that
+    /// one of these will show it.
+    pub fn suspect(&mut self, now: Instant, peer: PeerId) -> bool {
+        self.probes.suspect(now, peer)
     }
 
     /// Sets other peers. Stations stay behind the peers that stay. A station behind another peer
@@ -246,6 +294,7 @@ impl Overlay {
         let narrow = self.narrow.iter();
         let narrow = narrow.filter_map(|(was, mtu, until)| Some((place(*was)?, *mtu, *until)));
         self.narrow = narrow.collect();
+        self.probes.clear(); // their peers may have other places
         // As a rule one has come behind the others.
         if before.iter().any(|(_, id)| place(*id) != Some(*id)) {
             self.stations.renumber(place);

@@ -6,6 +6,8 @@
 //! of equal length leave by one call (UDP_SEGMENT) and arrive by one (UDP_GRO). The core reads and
 //! writes their content (`core/src/overlay`).
 
+mod probing;
+
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -347,6 +349,11 @@ impl OverlayPort {
                 }
                 continue;
             };
+            if let Some(answer) = self.hear_probe(now, at.clone()) {
+                self.received.bad += 1; // there is no frame in it
+                answer.iter().for_each(|answer| self.post_alone(self.from, answer));
+                continue;
+            }
             let Inbox { bytes, head, .. } = &mut self.inbox;
             match self.overlay.handle_datagram(now, self.from, head.ecn, &mut bytes[at]) {
                 Ok((hdr, frame)) => {
@@ -416,6 +423,7 @@ impl OverlayPort {
         if peers.is_empty() {
             return Sent::Dropped(DropReason::PortDown);
         }
+        let probed = if let To::Peer(peer) = route.to { Some(peer) } else { None };
         let sender = &senders[usize::try_from(route.flow_hash).unwrap_or(0) % SENDERS];
         let mut outcome = Outcome::default();
         while let Some(batch) = datagrams.next_into(outbox) {
@@ -424,12 +432,14 @@ impl OverlayPort {
                 outcome.note(place, batch, post(sender, peer, bytes, batch.datagram, route.ecn));
             }
         }
-        let sent = outcome.of(peers.len());
+        let count = peers.len();
+        let sent = outcome.of(count);
+        probed.into_iter().for_each(|peer| self.probe(now, peer));
         if outcome.narrow != 0 {
             let refused = outcome.refused.saturating_sub(BEFORE_PACKET);
             self.look_at_paths(now, first, outcome.narrow, Some(refused));
         } else if outcome.longest > SAID_MTU_MIN + BEFORE_PACKET {
-            let all = u64::MAX >> (u64::BITS as usize - peers.len().min(64));
+            let all = u64::MAX >> (u64::BITS as usize - count.min(64));
             self.look_at_paths(now, first, all, None);
         }
         sent
@@ -450,11 +460,16 @@ impl OverlayPort {
     fn look_at_path(&mut self, now: Instant, peer: PeerId, refused: Option<u16>) {
         let Some(to) = self.peers.get(usize::from(peer.0)) else { return };
         let believed = self.overlay.mtu(now, To::Peer(peer));
+        // What the kernel does not take itself is true. The rest is what others say.
+        let is_said = refused.is_none();
         let ends = (self.config.local.ip(), to);
         let Some(mtu) = self.paths.ask(now, usize::from(peer.0), ends, refused, believed) else {
             return;
         };
         if mtu < believed {
+            if is_said && self.overlay.suspect(now, peer) {
+                return;
+            }
             let (name, configured) = (&self.config.name, self.config.mtu);
             let what = "the path to the peer has a smaller MTU";
             tracing::warn!(port = %name, peer = %to, mtu, configured, "{what}");

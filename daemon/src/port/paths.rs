@@ -11,14 +11,13 @@ use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 
-use nightporter_core::overlay::overhead;
+use nightporter_core::overlay::{PROBE_BASE, overhead};
 use nightporter_core::time::{Duration, Instant};
 use nix::sys::socket::{SockaddrStorage, connect};
 use rustix::net::sockopt as option;
 
-/// What others say is believed down to this width of the inner packet: no IPv6 path is narrower
-/// than 1,280 bytes (RFC 8200 section 5), and a frame may have two tags.
-pub(super) const SAID_MTU_MIN: u16 = 1280 + 2 * 4;
+/// What others say is believed down to this width of the inner packet.
+pub(super) const SAID_MTU_MIN: u16 = PROBE_BASE;
 /// The smallest MTU that a narrow interface makes of the configured one: Linux takes no path for
 /// narrower than 552 bytes (`net.ipv4.route.min_pmtu`), less the headers of the tunnel over IPv4.
 const NARROW_MTU_MIN: u16 = 502;
