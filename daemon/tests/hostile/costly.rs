@@ -11,7 +11,7 @@ use crate::asleep::sealed_memory;
 use crate::guest::{Guest, PLAIN, RAM_LEN};
 use crate::host::{Host, LIMIT};
 use crate::street::Street;
-use crate::times::{Times, at_fixed_times};
+use crate::times::{Times, at_fixed_times, judge_beside};
 
 /// The time that the worker has had on a core so far.
 fn worked(host: &Host) -> Duration {
@@ -40,7 +40,9 @@ fn a_kick_that_is_there_for_ever_does_not_keep_the_worker_busy() {
     bad.is_kicked_by(1, &kick);
     let beside = worked_for_nothing(&street);
     assert!(beside < alone + Duration::from_millis(20), "{beside:?}, and alone {alone:?}");
-    street.goes_on();
+    let none = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    let kicks = |on| bad.is_kicked_by(1, if on { &kick } else { &none });
+    judge_beside(kicks, || _ = street.echo());
 }
 
 #[test]

@@ -9,6 +9,7 @@
 
 mod asleep;
 mod blocked;
+mod bursts;
 mod charged;
 mod costly;
 mod crowded;

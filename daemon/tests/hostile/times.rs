@@ -15,6 +15,8 @@ pub(crate) const EVERY: Duration = Duration::from_millis(1);
 /// An echo may take so long in 99 of 100 cases, or [`TIMES_ALONE`] as long as alone.
 const P99_MAX: Duration = Duration::from_millis(2);
 const TIMES_ALONE: u32 = 5;
+/// An echo beside an attack may take so long at most, or twice as long as the longest alone.
+const LONGEST_MAX: Duration = Duration::from_millis(20);
 /// An echo that takes longer is part of a stall.
 const STALL: Duration = Duration::from_millis(2);
 /// Of a hundred thousand echoes so many more than alone may be part of stalls, and so many in any
@@ -105,6 +107,19 @@ impl Echoes {
         self.judge_stalls(STALLED_MAX)
     }
 
+    /// Likewise, if they are a few hundred, of a test: none may be long.
+    pub(crate) fn judge_all(&self) -> Result<(), String> {
+        let [p99, longest] = [990, 1000].map(|part| self.beside.at(part));
+        let (alone, most) = (self.alone.at(990), self.alone.at(1000));
+        if p99 > P99_MAX.max(alone * TIMES_ALONE) {
+            return Err(format!("p99 is {p99:?}, and {alone:?} alone"));
+        }
+        if longest > LONGEST_MAX.max(2 * most) {
+            return Err(format!("the longest is {longest:?}, and {most:?} alone"));
+        }
+        Ok(())
+    }
+
     /// Likewise, if they are those of a minute.
     pub(crate) fn judge_minute(&self) -> Result<(), String> {
         self.judge_stalls(STALLED_MAX_IN_A_MINUTE)
@@ -116,6 +131,34 @@ impl Echoes {
         if beside > alone + most { Err(stalls()) } else { Ok(()) }
     }
 }
+
+/// Echoes beside an attack and alone, by turns, so that a machine that others use too is the same
+/// for both: `attack` says whether it goes on now, `echo` is one echo. Errors: as of
+/// [`Echoes::judge_all`], of a second attempt as well.
+pub(crate) fn judge_beside(mut attack: impl FnMut(bool), mut echo: impl FnMut()) {
+    let mut once = || {
+        let (mut echoes, mut rest) = (Echoes::default(), Times::default());
+        for _ in 0..ROUNDS {
+            attack(true);
+            let Echoes { alone, beside, woken } = &mut echoes;
+            at_fixed_times(ECHOES, beside, woken, &mut echo);
+            attack(false);
+            at_fixed_times(ECHOES_OF_REST, &mut rest, woken, &mut echo);
+            at_fixed_times(ECHOES, alone, woken, &mut echo);
+        }
+        echoes.judge_all().map_err(|why| format!("{why}\n{}", echoes.shown()))
+    };
+    let again = once().or_else(|why| {
+        eprintln!("once more: {why}");
+        once()
+    });
+    again.unwrap_or_else(|why| panic!("{why}"));
+}
+
+/// Of each such round, and what an attack has left behind is worked off by these.
+const ROUNDS: usize = 4;
+const ECHOES: u64 = 200;
+const ECHOES_OF_REST: u64 = 20;
 
 /// Asks for so many echoes, one every [`EVERY`]: `times` gets how long after its time each was
 /// there, and `woken` how late we were woken for it.
