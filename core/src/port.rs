@@ -3,7 +3,33 @@
 use core::net::IpAddr;
 
 use crate::congestion::Algorithm;
-use crate::tcp::distance::Local;
+
+/// The operator's word on the connections of a VM.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Local {
+    /// H finds out which end in the guest.
+    #[default]
+    Auto,
+    /// All of them end in the guest.
+    Always,
+    /// None does: the guest is a router.
+    Never,
+}
+
+impl Local {
+    /// Every value.
+    pub const ALL: [Self; 3] = [Self::Auto, Self::Always, Self::Never];
+
+    /// The name in the configuration.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Always => "always",
+            Self::Never => "never",
+        }
+    }
+}
 
 /// A port of the switch. Stable until the port is removed; then reused.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]

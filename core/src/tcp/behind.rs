@@ -3,8 +3,9 @@
 use crate::limits::{
     GUEST_PATH_MTU_MIN, LOWER_TTLS, PATH_MTU_AGE, REFUSED_RUNNING, REFUSED_RUNNING_BEHIND,
 };
+use crate::port::Local;
 use crate::tcp::FlowContext;
-use crate::tcp::distance::{Distance, Local, hops};
+use crate::tcp::distance::{Distance, hops};
 use crate::tcp::flow::{Flow, Why};
 use crate::tcp::losses::Narrow;
 use crate::tcp::options::Offers;

@@ -10,33 +10,6 @@ use crate::limits::{ANSWERS_KNOWN, NEAR_ANSWER_MS, SERVERS_PER_VM, T_NOT_LOCAL};
 use crate::time::{Duration, Instant};
 use crate::wire::packet::IpAddr16;
 
-/// The operator's word on the connections of a VM.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub enum Local {
-    /// H finds out which end in the guest.
-    #[default]
-    Auto,
-    /// All of them end in the guest.
-    Always,
-    /// None does: the guest is a router.
-    Never,
-}
-
-impl Local {
-    /// Every value.
-    pub const ALL: [Self; 3] = [Self::Auto, Self::Always, Self::Never];
-
-    /// The name in the configuration.
-    #[must_use]
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Always => "always",
-            Self::Never => "never",
-        }
-    }
-}
-
 /// Where a connection ends.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Distance {

@@ -9,8 +9,9 @@ use crate::limits::{
     BUDGET_FOR_FIRST_WINDOWS, FLOODING_PLACES, FLOW_BUFFER_MIN, MTU_DEFAULT, REFUSALS_PER_VM,
     RUNNING_CREDIT_MAX, T_REFUSED, T_UNCONTROLLED, pages_for,
 };
+use crate::port::Local;
 use crate::switch::Mac;
-use crate::tcp::distance::{Local, Servers};
+use crate::tcp::distance::Servers;
 use crate::tcp::doubt::Doubt;
 use crate::tcp::wanting::Wanting;
 use crate::time::{Duration, Instant};

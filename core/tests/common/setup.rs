@@ -4,9 +4,9 @@ use super::world::{Peer, Side, World};
 use nightporter_core::congestion::Algorithm;
 use nightporter_core::engine::{Engine, EngineConfig};
 use nightporter_core::limits::PAGE;
+use nightporter_core::port::Local;
 use nightporter_core::port::{GuestConfig, PortFeatures, Vlans};
 use nightporter_core::store::arena::Arena;
-use nightporter_core::tcp::distance::Local;
 use nightporter_core::time::Instant;
 use zerocopy::IntoBytes;
 

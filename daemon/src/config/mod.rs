@@ -24,7 +24,7 @@ use nightporter_core::limits::{
     BACKLOGS_BYTES_MAX, FLOW_BUFFER_MIN, FLOW_BYTES_IDLE, FLOW_RECORD_BYTES, FLOWS_MAX,
     SENDER_MEMORY_BYTES, toe_bytes_max,
 };
-use nightporter_core::tcp::distance::Local;
+use nightporter_core::port::Local;
 use nightporter_registry::Station;
 
 pub use overlay::OverlayConfig;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use nightporter_api::RATE_LIMIT_MBIT_S_MAX;
 use nightporter_core::congestion::Algorithm;
 use nightporter_core::limits::{FLOWS_PER_VM, PAGE, VM_BUDGET};
-use nightporter_core::tcp::distance::Local;
+use nightporter_core::port::Local;
 use nightporter_registry::STATIONS_MAX;
 use toml::de::DeValue;
 

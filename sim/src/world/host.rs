@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 
 use nightporter_core::congestion::Algorithm;
 use nightporter_core::engine::{Engine, EngineConfig};
+use nightporter_core::port::Local;
 use nightporter_core::port::{GuestConfig, PortConfig, PortFeatures, PortId, Vlans};
 use nightporter_core::store::arena::Arena;
-use nightporter_core::tcp::distance::Local;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::turn::{Turn, TurnConfig};
 
