@@ -14,7 +14,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use nightporter_core::limits::{FLOWS_MAX, PAGE};
+use nightporter_core::limits::PAGE;
 use nightporter_core::store::arena::{Arena, ArenaError, ArenaSize};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, Flock, FlockArg, fallocate};
@@ -23,10 +23,8 @@ use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use nix::unistd::geteuid;
 
 use crate::config::reader::human_bytes;
+use crate::limits::PLACES;
 use crate::sys;
-
-/// Places in every arena: for a tebibyte of store, and as many records as there can be flows.
-pub const PLACES: ArenaSize = ArenaSize { records: FLOWS_MAX as usize, pages: 1 << 26 };
 
 /// The file, which keeps other daemons away from the arena as long as the process lives.
 #[derive(Debug)]

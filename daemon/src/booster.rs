@@ -7,7 +7,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nightporter_api::BoostAccount;
 use nightporter_boost::protocol::{Budget, Claim, Order, PACKET_BYTES_MAX, Report, VERSION};
@@ -25,7 +25,6 @@ use rustix::net::{
 
 use crate::config::{Config, VmConfig};
 use crate::token::{Token, watch_for};
-use crate::worker::Worker;
 
 /// While a guest has yet to see a frame, whether it has is looked at so often.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
@@ -80,20 +79,14 @@ pub(crate) fn is_wanted(config: &Config) -> bool {
     config.vms.iter().any(|vm| vm.boost.is_some())
 }
 
-/// Where a booster connects, if some VM has boost. Errors: words for the operator.
-pub(crate) fn start(worker: &mut Worker, config: &Config) -> Result<(), String> {
-    if !is_wanted(config) {
-        return Ok(());
-    }
-    let path = config.daemon.control.with_file_name("boost.sock");
-    open(&path)
-        .and_then(|listener| worker.set_booster(listener, config.daemon.rt_priority))
-        .map_err(|e| format!("{}: {e}", path.display()))
+/// Where a booster connects: its path, if some VM has boost.
+pub(crate) fn path(config: &Config) -> Option<PathBuf> {
+    is_wanted(config).then(|| config.daemon.control.with_file_name("boost.sock"))
 }
 
 /// Makes the socket at `path`. Whoever may reach it may connect, and only root and the daemon's own
 /// user are listened to: a booster that is root has no right to pass over file modes.
-fn open(path: &Path) -> io::Result<OwnedFd> {
+pub(crate) fn open(path: &Path) -> io::Result<OwnedFd> {
     use std::fs::{Permissions, remove_file, set_permissions, symlink_metadata};
     use std::os::unix::fs::{FileTypeExt, PermissionsExt};
     if symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {

@@ -9,8 +9,8 @@ use nix::unistd::{getgrouplist, setgid, setgroups, setuid};
 use rustix::fs::{Access as Rights, access};
 
 use crate::config::{Config, VmConfig};
+use crate::owners::Access;
 use crate::owners::Owners;
-use crate::vhost::listener::Access;
 
 /// The daemon's rights, as far as its sockets need them.
 #[derive(Debug)]

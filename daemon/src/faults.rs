@@ -16,7 +16,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::vhost::guest_mem::REGIONS_MAX;
+use crate::limits::REGIONS_MAX;
 
 /// Mappings of all front-ends together: 256 VMs, each with a network card and a socket device, and
 /// with as many regions as both may have.

@@ -7,11 +7,14 @@ use nix::net::if_::if_nametoindex;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
+use crate::config::proof::proof_of;
+use crate::config::registry_files::registry_files;
 use crate::config::station::at_strangers;
+use crate::config::warnings::uneven_mtus;
 use crate::config::{Config, OverlayConfig, UplinkConfig, UplinkKind, VmConfig};
 use crate::daemon_user::Judge;
 use crate::owners::Owners;
-use crate::start::{large_mtus, proof_of, registry_files};
+use crate::start::large_mtus;
 
 /// The findings, each with its fix.
 #[derive(Debug, Default)]
@@ -74,37 +77,6 @@ fn behind_boosted(config: &Config) -> Option<String> {
     })
 }
 
-/// VMs that reach each other, one of which takes no packets as long as those that the other sends.
-/// A switch cannot report that: it drops them (`too_big`), and the sender is not told.
-pub(crate) fn uneven_mtus(config: &Config) -> impl Iterator<Item = String> {
-    let largest = config.vms.iter().map(|vm| vm.mtu).max();
-    let smaller = config.vms.iter().filter(move |vm| Some(vm.mtu) < largest);
-    smaller.filter_map(|vm| {
-        let meets = |other: &&VmConfig| {
-            let apart = other.isolated || vm.isolated || other.network != vm.network;
-            other.mtu > vm.mtu && !apart && share_a_vlan(other, vm)
-        };
-        let larger = config.vms.iter().find(meets)?;
-        let VmConfig { name, mtu, .. } = vm;
-        Some(format!(
-            "vm.{name}: has an MTU of {mtu}, and {} of {}: large packets between them vanish, \
-             except TCP's\n    fix: give both the same mtu",
-            larger.name, larger.mtu
-        ))
-    })
-}
-
-/// A VM with neither `vlan` nor `trunk` is in all VLANs.
-fn share_a_vlan(a: &VmConfig, b: &VmConfig) -> bool {
-    fn vlans(vm: &VmConfig) -> Option<&[u16]> {
-        vm.trunk.as_deref().or_else(|| vm.vlan.as_ref().map(std::slice::from_ref))
-    }
-    match (vlans(a), vlans(b)) {
-        (Some(of_a), Some(of_b)) => of_a.iter().any(|vlan| of_b.contains(vlan)),
-        _ => true,
-    }
-}
-
 /// A filter that names modules logs errors of all others, and a module that there is not is no
 /// mistake to it.
 fn silent_log(filter: &str) -> Option<String> {
@@ -164,29 +136,6 @@ mod tests {
         for fine in ["info", "info,nightporterd::vhost=debug", "nightporterd=debug, warn"] {
             assert_eq!(silent_log(fine), None, "{fine}");
         }
-    }
-
-    #[test]
-    fn vms_that_reach_each_other_and_have_different_mtus_are_told() {
-        let vm = |name: &str, more: &str| format!("[[vm]]\nname = \"{name}\"\n{more}\n");
-        let both = |of_a: &str, of_b: &str| {
-            let text = vm("a", of_a) + &vm("b", of_b);
-            let config = Config::parse("np.toml", &text, &BTreeMap::new()).unwrap();
-            uneven_mtus(&config).collect::<Vec<_>>()
-        };
-        let said = "vm.b: has an MTU of 1500, and a of 9000: large packets between them vanish, \
-                    except TCP's\n    fix: give both the same mtu";
-        assert_eq!(both("mtu = 9000", ""), [said]);
-        assert_eq!(both("mtu = 9000\nvlan = 7", "trunk = [7]").len(), 1);
-        assert!(both("mtu = 9000", "mtu = 9000").is_empty());
-        for apart in ["network = \"x\"", "isolated = true"] {
-            assert!(both("mtu = 9000", apart).is_empty(), "{apart}");
-        }
-        for of_b in ["vlan = 8", "trunk = [6, 8]"] {
-            assert!(both("mtu = 9000\nvlan = 7", of_b).is_empty(), "{of_b}");
-        }
-        assert!(both("mtu = 9000\ntrunk = [6, 8]", "trunk = [7]").is_empty());
-        assert_eq!(both("mtu = 9000\ntrunk = [7]", "").len(), 1, "it is in all VLANs");
     }
 
     #[test]

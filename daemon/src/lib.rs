@@ -1,7 +1,8 @@
 //! The daemon's parts, as a library for its binary and the tests.
 //!
-//! Read `worker` first: it is the event loop. `desk` is all work that is not about frames. `unsafe`
-//! is only in `sys`, and with UCX also in `toe::ucx::ucp`.
+//! Read `worker` first: it is the event loop. `desk` is all work that is not about frames, and
+//! `daemon` has both in one thread. ARCHITECTURE.md lists the rooms, from top to bottom: none uses
+//! one above it. `unsafe` is only in `sys`, and with UCX also in `toe::ucx::ucp`.
 #![deny(unsafe_code)]
 
 pub mod arena_file;
@@ -13,15 +14,20 @@ pub mod change;
 mod charges;
 pub mod closer;
 pub mod config;
+pub mod daemon;
 mod daemon_user;
 pub mod desk;
+mod errors;
 mod faults;
 mod host_check;
+mod limits;
 pub mod log;
 mod opener;
 mod owners;
 mod pace;
 pub mod port;
+mod random;
+mod refused;
 mod resting;
 pub mod sandbox;
 mod sleeps;
@@ -30,6 +36,7 @@ mod start;
 mod supervisor;
 #[allow(unsafe_code)]
 mod sys;
+mod tap_address;
 mod timer;
 pub mod toe;
 mod token;
@@ -38,5 +45,6 @@ mod watchdog;
 pub mod worker;
 
 pub use daemon_user::Judge;
+pub use errors::StartError;
 pub use host_check::{Findings, check_host};
-pub use start::{StartError, block_signals, run};
+pub use start::{block_signals, run};

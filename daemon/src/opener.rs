@@ -5,14 +5,12 @@
 //! waits for much more.
 
 use std::io;
-use std::sync::Arc;
 
 use crate::aside::Aside;
-use crate::broker::Broker;
 use crate::config::UplinkConfig;
+use crate::port::build::{OpenFailure, Openings};
 use crate::port::overlay::OverlaySockets;
 use crate::port::{Port, Wanted};
-use crate::start::{OpenFailure, open};
 
 /// An attempt.
 #[derive(Clone, Debug)]
@@ -38,24 +36,24 @@ pub(crate) enum Done {
 pub(crate) type Opener = Aside<Vec<Task>, Vec<Done>>;
 
 /// Starts it. Errors: the system's.
-pub(crate) fn start(broker: Arc<Broker>) -> io::Result<Opener> {
-    let does = move |tasks: Vec<Task>| tasks.into_iter().map(|it| try_it(it, &broker)).collect();
+pub(crate) fn start(openings: Openings) -> io::Result<Opener> {
+    let does = move |tasks: Vec<Task>| tasks.into_iter().map(|it| try_it(it, &openings)).collect();
     // If a mistake of ours keeps something from being opened, it is tried again.
     Aside::start("opener", does, Vec::new)
 }
 
-fn try_it(task: Task, broker: &Broker) -> Done {
+fn try_it(task: Task, openings: &Openings) -> Done {
     match task {
         Task::Open(wanted) => {
-            let opened = open(&wanted, broker).map(Box::new);
+            let opened = openings.open(&wanted).map(Box::new);
             Done::Opened(wanted, opened)
         }
         Task::Join(config) => {
-            let joined = broker.join(&config);
+            let joined = openings.broker.join(&config);
             Done::Joined(config, joined)
         }
         Task::Enlarge(name, sockets) => {
-            let small = broker.enlarge(&name, &sockets, true);
+            let small = openings.enlarge(&name, &sockets, true);
             Done::Enlarged(name, sockets, small)
         }
     }

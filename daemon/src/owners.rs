@@ -8,8 +8,18 @@ use std::collections::btree_map::Entry;
 use nix::unistd::{Group, User};
 
 use crate::config::{Config, DaemonConfig, VmConfig};
-use crate::start::{StartError, error};
-use crate::vhost::listener::Access;
+use crate::errors::{StartError, error};
+
+/// The users who may connect: connecting needs write permission on the socket.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Access {
+    /// File mode; `None` keeps the umask's (only our own user may connect).
+    pub mode: Option<u32>,
+    /// Owner, as a user id.
+    pub uid: Option<u32>,
+    /// Group, as a group id.
+    pub gid: Option<u32>,
+}
 
 /// How many there may be: each takes some instructions of the filter of system calls, which may
 /// have 4,096.

@@ -20,7 +20,7 @@ use nix::unistd::{ForkResult, fork};
 use rustix::fs::{FlockOperation, flock};
 use vm_memory::{MmapRegion, VolatileSlice};
 
-use crate::{faults, sandbox};
+use crate::{faults, refused};
 
 /// One `ifreq` (netdevice(7)), always with a name.
 pub(crate) struct IfReq(libc::ifreq);
@@ -408,7 +408,7 @@ extern "C" fn on_refused_call(
     // (seccomp(2), SECCOMP_RET_TRAP; x86-64).
     // JUSTIFICATION: there is no other way to give the call a result.
     let rax = unsafe { &mut (*context).uc_mcontext.gregs[libc::REG_RAX as usize] };
-    sandbox::note(std::mem::replace(rax, i64::from(-libc::ENOSYS)));
+    refused::note(std::mem::replace(rax, i64::from(-libc::ENOSYS)));
 }
 
 extern "C" fn do_nothing(_: libc::c_int) {}

@@ -29,12 +29,11 @@ use nix::sys::pthread::{pthread_kill, pthread_self};
 use nix::sys::signal::Signal;
 
 use crate::closer;
-use crate::sandbox;
+use crate::refused;
 use crate::sleeps::{Eye, Witness};
 use crate::supervisor::Supervisor;
 use crate::sys;
 use crate::timer::monotonic_now;
-use crate::vhost::signals;
 
 /// Longer turns than this stand: work is bounded to a few milliseconds a turn.
 const LIMIT: Duration = Duration::from_secs(1);
@@ -176,8 +175,13 @@ fn look(now: Instant, turn: u64, until: Until, noticed: &mut u64) -> Look {
 }
 
 /// From now on the calling thread is watched, through that eye, and `supervisor` told about it.
-/// Errors: there can be no more threads.
-pub(crate) fn start(supervisor: Option<Arc<Supervisor>>, eye: Option<Eye>) -> io::Result<()> {
+/// `interrupt` interrupts other calls that
+/// wait for too long. Errors: there can be no more threads.
+pub(crate) fn start(
+    supervisor: Option<Arc<Supervisor>>,
+    eye: Option<Eye>,
+    interrupt: fn(Instant),
+) -> io::Result<()> {
     sys::let_interrupt(Signal::SIGURG)?;
     let worker = pthread_self();
     // Only if it wants messages.
@@ -186,7 +190,7 @@ pub(crate) fn start(supervisor: Option<Arc<Supervisor>>, eye: Option<Eye>) -> io
     let interval = period.map_or(TELL_INTERVAL, |period| TELL_INTERVAL.min(period / 3));
     let mut witness = Witness::new(eye);
     let watchdog = thread::Builder::new().name("watchdog".into()).spawn(move || {
-        let (mut noticed, mut refused, mut told) = (0, 0, std::time::Instant::now());
+        let (mut noticed, mut known, mut told) = (0, 0, std::time::Instant::now());
         loop {
             let now = monotonic_now();
             let turn = TURN.load(Ordering::Relaxed);
@@ -202,14 +206,14 @@ pub(crate) fn start(supervisor: Option<Arc<Supervisor>>, eye: Option<Eye>) -> io
                 STALLS.fetch_add(1, Ordering::Relaxed);
                 tracing::error!("a turn takes longer than a second");
             }
-            signals::look(now);
+            interrupt(now);
             if seen.is_long && pthread_kill(worker, Signal::SIGURG).is_err() {
                 return; // it is gone
             }
             if told.elapsed() >= interval {
                 told = std::time::Instant::now();
                 closer::look();
-                sandbox::report(&mut refused);
+                refused::report(&mut known);
                 if !seen.stands {
                     supervisor.iter().for_each(|supervisor| supervisor.lives());
                 }

@@ -24,13 +24,14 @@ use nightporter_core::port::{GuestConfig, PortConfig};
 use nightporter_core::store::arena::Arena;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
+use nightporterd::daemon::Daemon;
 use nightporterd::desk::ControlServer;
 use nightporterd::port::Port;
 use nightporterd::port::guest::GuestPort;
 use nightporterd::port::tap::TapPort;
 use nightporterd::port::vhost_user::{VhostUserConfig, VhostUserPort};
 use nightporterd::vhost::listener::Access;
-use nightporterd::worker::{Worker, WorkerConfig};
+use nightporterd::worker::WorkerConfig;
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use zerocopy::IntoBytes;
@@ -180,9 +181,9 @@ pub fn seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// A worker that never sleeps, and the other ends of its ports.
+/// A daemon that never sleeps, and the other ends of its ports.
 struct Host {
-    worker: Worker,
+    daemon: Daemon,
     /// The control socket's file, which has no name any more.
     socket: OwnedFd,
     wires: [File; 2],
@@ -203,9 +204,9 @@ impl Host {
         let busy_poll = Duration::from_secs(1 << 30);
         let config =
             WorkerConfig { busy_poll, drain_timeout: Duration::ZERO, epoch: NonZeroU64::MIN };
-        let mut worker = Worker::new(config, engine).expect("a worker");
+        let mut daemon = Daemon::new(&config, engine).expect("a daemon");
         let path = temporary("control");
-        worker.set_control(ControlServer::new(&path).expect("a socket")).expect("epoll");
+        daemon.set_control(ControlServer::new(&path).expect("a socket")).expect("epoll");
         let socket = rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
         std::fs::remove_file(&path).expect("the socket");
         let wires = [PORTS[0], PORTS[1]].map(|name| {
@@ -223,13 +224,13 @@ impl Host {
                 name if name == PORTS[1] => PortConfig::guest(name, config),
                 name => PortConfig::uplink(name),
             };
-            worker.add_port(Port::Uplink(TapPort::from_fd(ours)), config).expect("a port");
+            daemon.add_port(Port::Uplink(TapPort::from_fd(ours)), config).expect("a port");
             File::from(theirs)
         });
-        worker.add_port(vm(), PortConfig::guest(VM, GuestConfig::default())).expect("a port");
+        daemon.add_port(vm(), PortConfig::guest(VM, GuestConfig::default())).expect("a port");
         let socket = socket.expect("it is there");
         let mut host = Self {
-            worker,
+            daemon,
             socket,
             wires,
             offload: true,
@@ -258,7 +259,7 @@ impl Host {
 
     fn looks(&mut self) {
         for _ in 0..LOOKS * TURNS {
-            self.worker.turn_at_once().expect("the event loop");
+            self.daemon.turn_at_once().expect("the event loop");
         }
         for wire in &mut self.wires {
             while wire.read(&mut [0; 4096]).is_ok_and(|n| n > 0) {}

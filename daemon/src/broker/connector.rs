@@ -15,7 +15,7 @@ use rustix::net::sockopt;
 use super::ANSWER_MAX;
 use super::shut::shut_connector;
 use super::words::{Channel, Given, Refusal};
-use crate::start::{StartError, error};
+use crate::errors::{StartError, error};
 use crate::sys;
 
 /// How long a member may take.

@@ -24,7 +24,7 @@ use super::ANSWER_MAX;
 use super::connector::Connector;
 use super::shut::shut_dialer;
 use super::words::{Channel, Received, Refusal, is_end};
-use crate::start::{StartError, error};
+use crate::errors::{StartError, error};
 use crate::sys;
 
 /// A peer that is silent for so long gets keepalive probes, so often, so many times (tcp(7)): half

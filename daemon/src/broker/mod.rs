@@ -20,22 +20,22 @@ mod process;
 mod rehearsal;
 mod rules;
 mod shut;
+pub(crate) mod uplink;
 mod words;
 
+use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::fd::BorrowedFd;
 use std::sync::Mutex;
 use std::time::Duration;
 
 use crate::config::{Config, Source, UplinkConfig, UplinkKind};
-use crate::port::overlay::OverlaySockets;
-use crate::port::shared::Sockets;
-use crate::port::tap::{OpenError, TapPort};
-use crate::start::{StartError, error};
+use crate::errors::{StartError, error};
 use crate::sys;
 pub use rehearsal::{Dialed, Rehearsal, Understood};
 use rules::Rules;
 pub use shut::{shut, shut_connector, shut_dialer};
+use uplink::OpenError;
 use words::{Answer, Channel, Given, Refusal, TO_ENLARGE, to_join, to_open};
 
 /// The uplink that a request to the broker is about. `None`: it asks for none.
@@ -54,8 +54,6 @@ pub struct Broker {
     channel: Channel,
     /// One question and its answer at a time.
     turn: Mutex<()>,
-    /// The sockets that overlays opened here share.
-    pub(crate) sockets: Sockets,
 }
 
 impl Broker {
@@ -78,20 +76,20 @@ impl Broker {
             Ok(_) => {}
             Err(no) => return Err(error(no.what, &no.fix)),
         }
-        Ok(Self { channel: ours, turn: Mutex::default(), sockets: Sockets::default() })
+        Ok(Self { channel: ours, turn: Mutex::default() })
     }
 
-    /// Opens an uplink, and waits for it.
+    /// Opens an uplink, and waits for it: its interface, and the interface's number.
     ///
     /// # Errors
-    /// As of [`TapPort::open`]; it is not one that it opens; it has ended.
-    pub fn open(&self, uplink: &UplinkConfig) -> Result<TapPort, OpenError> {
+    /// As of [`uplink::open_file`]; it is not one that it opens; it has ended.
+    pub fn open(&self, uplink: &UplinkConfig) -> Result<(File, u32), OpenError> {
         let given = self.ask(&to_open(uplink), &[]).and_then(|it| it.ok_or_else(gone));
         let no = |Refusal { what, fix, is_busy, is_final }| {
             let name = uplink.name.clone();
             OpenError { name, what, fix, is_busy, is_final }
         };
-        given.map(|Given { fd, index }| TapPort::of(fd.into(), index, uplink)).map_err(no)
+        given.map(|Given { fd, index }| (fd.into(), index)).map_err(no)
     }
 
     /// Puts an uplink back into its bridge.
@@ -103,11 +101,11 @@ impl Broker {
         joined.map(drop).map_err(|no| io::Error::other(no.what))
     }
 
-    /// The sockets of an overlay get the buffers that they want. `again`: this failed before, which
-    /// the log has said. `true`: it failed, and another attempt may succeed.
-    pub(crate) fn enlarge(&self, port: &str, sockets: &OverlaySockets, again: bool) -> bool {
-        let fds: Vec<_> = sockets.fds().collect();
-        match self.ask(&TO_ENLARGE, &fds) {
+    /// The sockets of an overlay, of which the first receives, get the buffers that they want.
+    /// `again`: this failed before, which the log has said. `true`: it failed, and another attempt
+    /// may succeed.
+    pub(crate) fn enlarge(&self, port: &str, sockets: &[BorrowedFd<'_>], again: bool) -> bool {
+        match self.ask(&TO_ENLARGE, sockets) {
             Ok(_) if again => tracing::info!(%port, "the overlay has its large buffers now"),
             Ok(_) => {}
             Err(Refusal { what, fix, is_final: true, .. }) => {
@@ -184,7 +182,7 @@ mod tests {
         let theirs = || theirs.fd().try_clone_to_owned().unwrap();
         let mut cat = Command::new("cat");
         let process = cat.stdin(theirs()).stdout(theirs()).stderr(Stdio::null()).spawn();
-        (Broker { channel, turn: Mutex::default(), sockets: Sockets::default() }, process.unwrap())
+        (Broker { channel, turn: Mutex::default() }, process.unwrap())
     }
 
     /// A request that is an answer.

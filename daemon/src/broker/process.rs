@@ -15,10 +15,10 @@ use rustix::net::{getsockname, sockopt as option};
 
 use super::rules::{Rules, Verdict};
 use super::shut;
+use super::uplink::{OpenError, join_bridge, open_file};
 use super::words::{Answer, Channel, Given, JOIN, OPEN, REQUEST, Refusal, TO_ENLARGE};
 use crate::config::UplinkConfig;
-use crate::port::overlay::{RECEIVE_BYTES, SEND_BYTES};
-use crate::port::tap::{OpenError, join_bridge, open_file};
+use crate::limits::{RECEIVE_BYTES, SEND_BYTES};
 
 /// How many taps that were made for commands there may be.
 const MADE_MAX: usize = 1024;

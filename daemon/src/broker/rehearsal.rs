@@ -9,7 +9,6 @@ use super::connector::Connector;
 use super::dialer::{Dialer, Undialed};
 use super::words::{Channel, REQUEST, Refusal};
 use super::{ANSWER_MAX, Broker};
-use crate::port::shared::Sockets;
 
 /// Broker, connector and dialer, as the daemon has them, and the other ends.
 #[derive(Debug)]
@@ -28,9 +27,8 @@ impl Rehearsal {
         let pair = || Channel::pair(ANSWER_MAX);
         let (broker, connector, dialer) = (pair()?, pair()?, pair()?);
         let turn = Mutex::default();
-        let sockets = Sockets::default();
         Ok(Self {
-            broker: (Broker { channel: broker.0, turn, sockets }, broker.1),
+            broker: (Broker { channel: broker.0, turn }, broker.1),
             connector: (Connector::of(connector.0), connector.1),
             dialer: (Dialer::of(dialer.0), dialer.1),
         })

@@ -12,9 +12,9 @@ use seccompiler::{
     BackendError, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule,
 };
 
+use crate::errors::StartError;
 use crate::sandbox::calls::{Built, apply, build};
 use crate::sandbox::{files, privileges};
-use crate::start::StartError;
 
 /// With any arguments: for messages to and from the daemon, memory, the text of a panic, and the
 /// end.

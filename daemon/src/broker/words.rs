@@ -16,7 +16,7 @@ use rustix::net::{
 };
 
 use crate::config::{UplinkConfig, UplinkKind, is_ifname};
-use crate::start::StartError;
+use crate::errors::StartError;
 
 /// Bytes for a name and the zeros behind it (IFNAMSIZ).
 const NAME: usize = 16;

@@ -14,6 +14,7 @@ mod prepare;
 
 use std::collections::BTreeSet;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use nightporter_api::{Change, Direction};
@@ -22,10 +23,11 @@ use nightporter_core::store::arena::ArenaSize;
 use crate::arena_file::ArenaFile;
 use crate::aside::Aside;
 use crate::config::{Config, Source, VmConfig};
+use crate::errors::StartError;
 use crate::owners::Owners;
 use crate::port::Port;
+use crate::port::build::Openings;
 use crate::port::tap::TapPort;
-use crate::sandbox::Sandbox;
 use crate::vhost::listener::Listener;
 
 pub use plan::{Plan, Step};
@@ -66,7 +68,7 @@ pub struct Prepared {
     /// For the overlays that come, by their names.
     pub overlays: Vec<(String, Port)>,
     /// For the VMs that come or move, by their names, and for their socket devices
-    /// (`start::toe_name`).
+    /// (`port::build::toe_name`).
     pub listeners: Vec<(String, Listener)>,
     /// The users who may connect to the VMs' sockets.
     pub(crate) owners: Owners,
@@ -175,17 +177,24 @@ impl Refusal {
 /// Prepares changes.
 pub(crate) type Preparer = Aside<Job, Result<Prepared, Refusal>>;
 
+/// The ways in which a running daemon still opens something, after it has given its other rights
+/// away.
+#[derive(Debug)]
+pub(crate) struct Means {
+    pub(crate) openings: Openings,
+    /// The users who may connect to the VMs' sockets.
+    pub(crate) owners: Result<Owners, StartError>,
+    /// Where sockets can be made.
+    pub(crate) dirs: Vec<PathBuf>,
+}
+
 /// Starts that, for a daemon whose configuration comes from `source`.
 ///
 /// # Errors
 /// The system's.
-pub(crate) fn start(
-    source: Source,
-    sandbox: Sandbox,
-    arena: Arc<ArenaFile>,
-) -> io::Result<Preparer> {
+pub(crate) fn start(source: Source, means: Means, arena: Arc<ArenaFile>) -> io::Result<Preparer> {
     let file = file::File::new(source)?;
-    let prepare = move |job| prepare::prepare(job, &file, &sandbox, &arena);
+    let prepare = move |job| prepare::prepare(job, &file, &means, &arena);
     Aside::start("changes", prepare, || Err(Refusal::mistake()))
 }
 

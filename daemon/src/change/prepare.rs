@@ -10,15 +10,13 @@ use nightporter_api::Change;
 use nightporter_core::store::arena::ArenaSize;
 
 use super::file::File;
-use super::{Job, Plan, Prepared, Refusal, Running, Step};
+use super::{Job, Means, Plan, Prepared, Refusal, Running, Step};
 use crate::arena_file::{self, ArenaFile};
-use crate::broker::Broker;
+use crate::config::warnings::uneven_mtus;
 use crate::config::{Config, Problems, UplinkConfig, VmConfig};
-use crate::host_check::uneven_mtus;
 use crate::port::Wanted;
+use crate::port::build::{Openings, make_parent, toe_name};
 use crate::port::tap::{OpenError, TapPort};
-use crate::sandbox::Sandbox;
-use crate::start::{make_parent, open as open_port, toe_name};
 use crate::vhost::listener::{Access, Listener};
 
 /// How long an interface may take to close, and how often it is tried meanwhile.
@@ -30,13 +28,13 @@ const CLOSING_LOOK: Duration = Duration::from_millis(10);
 pub(super) fn prepare(
     job: Job,
     file: &File,
-    sandbox: &Sandbox,
+    means: &Means,
     arena: &ArenaFile,
 ) -> Result<Prepared, Refusal> {
     let Job { change, dry_run, running, excess_pages } = job;
     let target = target(&change, &running, file)?;
     let plan = Plan::between(&running.config, &target.config);
-    let owners = sandbox.owners.clone().map_err(|e| refusal(&e))?;
+    let owners = means.owners.clone().map_err(|e| refusal(&e))?;
     let (taps, overlays, listeners) = (Vec::new(), Vec::new(), Vec::new());
     let mut prepared = Prepared { plan, target, taps, overlays, listeners, owners, dry_run };
     let vms = &prepared.target.config.vms;
@@ -65,7 +63,7 @@ pub(super) fn prepare(
         // The broker reads the file for it, and its caller waits for that.
         file.must_answer()?;
     }
-    open(&mut prepared, &running.config, sandbox)?;
+    open(&mut prepared, &running.config, means)?;
     // Last, so that nothing is allocated for an impossible change.
     arena.grow(running.size, prepared.target.size).map_err(|e| refusal(&e))?;
     warn_of_mtus(&running.config, &prepared.target.config);
@@ -164,7 +162,7 @@ fn size(running: &Running, wanted: &Config, plan: &Plan, excess_pages: u64) -> A
 }
 
 /// Opens the interfaces and sockets of new ports.
-fn open(prepared: &mut Prepared, now: &Config, sandbox: &Sandbox) -> Result<(), Refusal> {
+fn open(prepared: &mut Prepared, now: &Config, means: &Means) -> Result<(), Refusal> {
     let Prepared { plan, taps, overlays, listeners, owners, .. } = prepared;
     let mut freed: Vec<PathBuf> = Vec::new();
     for step in &plan.steps {
@@ -183,22 +181,22 @@ fn open(prepared: &mut Prepared, now: &Config, sandbox: &Sandbox) -> Result<(), 
                 let (before, vm) = &**both;
                 let old = sockets_of(before);
                 for new in sockets_of(vm).into_iter().filter(|socket| !old.contains(socket)) {
-                    listeners.extend(listen(vm, new, owners.access(vm), sandbox, &freed)?);
+                    listeners.extend(listen(vm, new, owners.access(vm), means, &freed)?);
                 }
                 let new = sockets_of(vm);
                 freed.extend(old.into_iter().filter(|it| !new.contains(it)).map(|(_, path)| path));
             }
             Step::AddUplink(uplink) => {
-                let tap = open_tap(uplink, &sandbox.broker).map_err(|e| refusal(&e))?;
+                let tap = open_tap(uplink, &means.openings).map_err(|e| refusal(&e))?;
                 taps.push((uplink.name.clone(), tap));
             }
             Step::AddOverlay(overlay) => {
-                let opened = open_port(&Wanted::Overlay((**overlay).clone()), &sandbox.broker);
+                let opened = means.openings.open(&Wanted::Overlay((**overlay).clone()));
                 overlays.push((overlay.name.clone(), opened.map_err(|e| refusal(&e.error))?));
             }
             Step::AddVm(vm) => {
                 for socket in sockets_of(vm) {
-                    listeners.extend(listen(vm, socket, owners.access(vm), sandbox, &freed)?);
+                    listeners.extend(listen(vm, socket, owners.access(vm), means, &freed)?);
                 }
             }
         }
@@ -208,10 +206,10 @@ fn open(prepared: &mut Prepared, now: &Config, sandbox: &Sandbox) -> Result<(), 
 
 /// Opens an interface. The interface of an uplink that has just gone may still be closing, on a
 /// thread of its own.
-fn open_tap(uplink: &UplinkConfig, broker: &Broker) -> Result<TapPort, OpenError> {
+fn open_tap(uplink: &UplinkConfig, openings: &Openings) -> Result<TapPort, OpenError> {
     let deadline = Instant::now() + CLOSING_MAX;
     loop {
-        match broker.open(uplink) {
+        match openings.uplink(uplink) {
             Err(e) if e.is_busy && Instant::now() < deadline => thread::sleep(CLOSING_LOOK),
             result => return result,
         }
@@ -229,7 +227,7 @@ fn listen(
     vm: &VmConfig,
     (name, socket): (String, PathBuf),
     access: Access,
-    sandbox: &Sandbox,
+    means: &Means,
     freed: &[PathBuf],
 ) -> Result<Option<(String, Listener)>, Refusal> {
     if freed.contains(&socket) {
@@ -240,7 +238,7 @@ fn listen(
         what: format!("vm {}: {e}", vm.name),
         fix: match &e {
             e if e.is_elsewhere() => {
-                let dirs = sandbox.dirs.iter().map(|dir| dir.display().to_string());
+                let dirs = means.dirs.iter().map(|dir| dir.display().to_string());
                 let dirs = dirs.collect::<Vec<_>>().join(" or ");
                 format!(
                     "choose a socket under {dirs}, where the daemon may make sockets since its \

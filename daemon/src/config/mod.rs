@@ -8,11 +8,14 @@ mod boost;
 pub mod keys;
 pub mod overlay;
 mod parse;
+pub(crate) mod proof;
 pub mod reader;
 pub mod registry;
+pub(crate) mod registry_files;
 pub mod station;
 pub mod toe;
 mod toe_rule;
+pub(crate) mod warnings;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -34,10 +37,8 @@ pub use registry::RegistryConfig;
 pub use toe::{FabricKind, ToeConfig};
 pub use toe_rule::ToeRule;
 
-use crate::port::overlay::RECEIVE_BYTES;
+use crate::limits::{RECEIVE_BYTES, REGIONS_MAX, SEALED_BYTES_MAX, arrived_bytes_max};
 use crate::spans;
-use crate::toe::{SEALED_BYTES_MAX, arrived_bytes_max};
-use crate::vhost::guest_mem::REGIONS_MAX;
 
 /// The directory of the sockets and the arena unless configured otherwise.
 pub const RUN_DIR: &str = "/run/nightporter";

@@ -13,7 +13,7 @@ use nightporter_core::port::Local;
 use nightporter_registry::STATIONS_MAX;
 use toml::de::DeValue;
 
-use crate::arena_file::PLACES;
+use crate::limits::PLACES;
 use crate::spans;
 
 use super::reader::{

@@ -8,7 +8,9 @@ use toml::de::DeValue;
 use super::keys::{Keys, path as path_text, plain, quoted};
 use super::parse::path;
 use super::reader::{Section, boolean, integer, string};
-use crate::toe::HAS_UCX;
+
+/// The daemon is built with UCX.
+const HAS_UCX: bool = cfg!(feature = "ucx");
 
 /// The port at which hosts connect to each other, unless configured otherwise.
 const PORT: u16 = 4793;

@@ -7,10 +7,10 @@ use nightporter_core::time::Instant;
 use nix::sys::epoll::Epoll;
 
 use super::Desk;
-use super::capture::Taking;
 use super::changes::Asked;
 use crate::change::Setting;
 use crate::token::Token;
+use crate::worker::capture::Taking;
 use crate::worker::data_path::DataPath;
 use crate::worker::ports::NamedPort;
 

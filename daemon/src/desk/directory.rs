@@ -26,8 +26,8 @@ use super::here::{Vm, look, overlay_ports};
 use crate::config::{Config, OverlayConfig};
 use crate::pace::{BURST, Pace, REFILL};
 use crate::port::Port;
+use crate::port::build::network_of;
 use crate::port::overlay::OverlayPort;
-use crate::start::network_of;
 use crate::worker::data_path::DataPath;
 
 /// News that are heard at once; the others in the next turn.
@@ -559,9 +559,9 @@ mod tests {
 
     use super::*;
     use crate::arena_file::{self, ArenaFile};
+    use crate::port::build::device_of;
     use crate::port::guest::GuestPort;
     use crate::port::vhost_user::VhostUserPort;
-    use crate::start::device_of;
     use crate::vhost::listener::Access;
 
     /// A registry that notes what it is told, and tells nothing.

@@ -6,7 +6,6 @@
 //! and in unread replies, so none of them delays a turn for long. A status, which is about all
 //! ports and flows, is made in as many turns as it needs (`survey`).
 
-mod capture;
 mod census;
 mod changes;
 mod commands;
@@ -19,7 +18,6 @@ mod mender;
 mod metrics;
 mod report;
 mod survey;
-mod watch;
 
 use std::io;
 use std::sync::Arc;
@@ -34,6 +32,7 @@ use nix::sys::signalfd::SignalFd;
 use crate::broker::Broker;
 use crate::resting::Resting;
 use crate::token::{Token, watch_for};
+use crate::worker::Others;
 use crate::worker::data_path::DataPath;
 use changes::{Asked, Changes};
 use conn::Allowance;
@@ -45,7 +44,6 @@ pub(crate) use metrics::MetricsServer;
 pub use metrics::is_metrics_request;
 use survey::Survey;
 pub(crate) use survey::{Scribe, start_scribe};
-pub(crate) use watch::{Direction, Watchers};
 #[cfg(test)]
 pub(crate) use {census::FlowSums, survey::PORTS_PER_TURN};
 
@@ -186,61 +184,6 @@ impl Desk {
         Ok(())
     }
 
-    /// Something happened that is not about a frame.
-    pub(crate) fn handle_event(
-        &mut self,
-        now: Instant,
-        epoll: &Epoll,
-        path: &mut DataPath,
-        token: Token,
-    ) {
-        match token {
-            Token::Signal => self.handle_signal(now, path),
-            Token::Links => self.handle_links(now, path),
-            Token::Broker => self.handle_end_of_broker(epoll),
-            Token::Changes => self.handle_prepared(path),
-            Token::Opener => self.handle_opened(now, epoll, path),
-            Token::Scribe => self.handle_scribe(now, epoll, path),
-            Token::Registry => self.handle_registry(path),
-            Token::ControlListener => self.handle_control_listener(now, epoll, path),
-            Token::Control(place) => self.handle_control_client(now, epoll, path, place),
-            Token::MetricsListener => self.handle_metrics_listener(now, epoll),
-            Token::Metrics(place) => self.handle_metrics_client(now, epoll, place),
-            Token::Timer
-            | Token::Uplink(_)
-            | Token::Guest(..)
-            | Token::Toe(..)
-            | Token::StreamListener(_)
-            | Token::Dialer
-            | Token::Trust
-            | Token::Stream(_)
-            | Token::BoosterListener
-            | Token::Booster
-            | Token::Ucx => {
-                unreachable!("the worker's own: {token:?}")
-            }
-        }
-    }
-
-    /// A turn is over: watchers get their frames, and a stop may be done.
-    pub(crate) fn after_turn(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) {
-        self.feed_watchers(epoll, path);
-        if self.survey.goes_on() {
-            self.go_on_surveying(now, epoll, path);
-        }
-        if self.mender.poll_timeout().is_some_and(|at| at <= now) {
-            self.mend(now, path);
-        }
-        self.go_on_changing(now, epoll, path);
-        self.tell_registry(now, path);
-        for place in std::mem::take(&mut self.answered) {
-            self.handle_control_client(now, epoll, path, place);
-        }
-        self.wake_listeners(now, epoll);
-        self.look_whether_done(now, path);
-        self.writes = Allowance::default(); // of the next turn
-    }
-
     fn wake_listeners(&mut self, now: Instant, epoll: &Epoll) {
         for token in self.resting.take_due(now) {
             let control = self.control.as_ref().map(ControlServer::fd);
@@ -250,16 +193,6 @@ impl Desk {
                 self.resting.add(now, token);
             }
         }
-    }
-
-    /// When it has something to do by itself.
-    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        let stop = self.stop.as_ref().map(|stop| stop.look_at);
-        let asks = !self.answered.is_empty();
-        let goes_on = self.survey.goes_on() || self.changes.is_applying() || asks;
-        let counts = goes_on.then_some(Instant::ZERO);
-        let (mends, claims) = (self.mender.poll_timeout(), self.claim_timeout());
-        [stop, counts, mends, claims, self.resting.poll_timeout()].into_iter().flatten().min()
     }
 
     fn handle_end_of_broker(&mut self, epoll: &Epoll) {
@@ -310,5 +243,66 @@ impl Desk {
             path.name_owing();
         }
         self.stopped |= late || path.owed() == 0 && !path.engine.is_draining();
+    }
+}
+
+impl Others for Desk {
+    /// Something happened that is not about a frame.
+    fn handle_event(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath, token: Token) {
+        match token {
+            Token::Signal => self.handle_signal(now, path),
+            Token::Links => self.handle_links(now, path),
+            Token::Broker => self.handle_end_of_broker(epoll),
+            Token::Changes => self.handle_prepared(path),
+            Token::Opener => self.handle_opened(now, epoll, path),
+            Token::Scribe => self.handle_scribe(now, epoll, path),
+            Token::Registry => self.handle_registry(path),
+            Token::ControlListener => self.handle_control_listener(now, epoll, path),
+            Token::Control(place) => self.handle_control_client(now, epoll, path, place),
+            Token::MetricsListener => self.handle_metrics_listener(now, epoll),
+            Token::Metrics(place) => self.handle_metrics_client(now, epoll, place),
+            Token::Timer
+            | Token::Uplink(_)
+            | Token::Guest(..)
+            | Token::Toe(..)
+            | Token::StreamListener(_)
+            | Token::Dialer
+            | Token::Trust
+            | Token::Stream(_)
+            | Token::BoosterListener
+            | Token::Booster
+            | Token::Ucx => {
+                unreachable!("the worker's own: {token:?}")
+            }
+        }
+    }
+
+    /// A turn is over: watchers get their frames, and a stop may be done.
+    fn after_turn(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) {
+        self.feed_watchers(epoll, path);
+        if self.survey.goes_on() {
+            self.go_on_surveying(now, epoll, path);
+        }
+        if self.mender.poll_timeout().is_some_and(|at| at <= now) {
+            self.mend(now, path);
+        }
+        self.go_on_changing(now, epoll, path);
+        self.tell_registry(now, path);
+        for place in std::mem::take(&mut self.answered) {
+            self.handle_control_client(now, epoll, path, place);
+        }
+        self.wake_listeners(now, epoll);
+        self.look_whether_done(now, path);
+        self.writes = Allowance::default(); // of the next turn
+    }
+
+    /// When it has something to do by itself.
+    fn poll_timeout(&self) -> Option<Instant> {
+        let stop = self.stop.as_ref().map(|stop| stop.look_at);
+        let asks = !self.answered.is_empty();
+        let goes_on = self.survey.goes_on() || self.changes.is_applying() || asks;
+        let counts = goes_on.then_some(Instant::ZERO);
+        let (mends, claims) = (self.mender.poll_timeout(), self.claim_timeout());
+        [stop, counts, mends, claims, self.resting.poll_timeout()].into_iter().flatten().min()
     }
 }

@@ -20,7 +20,7 @@ use super::Desk;
 use super::census::FlowSums;
 use super::directory::Directory;
 use crate::log;
-use crate::sandbox;
+use crate::refused;
 use crate::watchdog;
 use crate::worker::data_path::DataPath;
 use crate::worker::ports::NamedPort;
@@ -49,7 +49,7 @@ impl Desk {
             stopping: self.stop.is_some(),
             log_lines_lost: log::lines_lost(),
             stalls: watchdog::stalls(),
-            refused_calls: sandbox::refused(),
+            refused_calls: refused::count(),
             broker_ended: self.broker_ended,
             fabric: fabric.map(Box::new),
             registry: self.directory.as_ref().map(Directory::status).unwrap_or_default().into(),

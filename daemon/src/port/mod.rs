@@ -1,5 +1,6 @@
 //! Ports: the ways by which frames come in and leave.
 
+pub(crate) mod build;
 pub mod guest;
 mod inbox;
 mod messages;
@@ -8,7 +9,6 @@ pub mod overlay;
 mod paths;
 pub mod shared;
 pub mod tap;
-pub(crate) mod tap_address;
 pub mod vhost_user;
 
 use std::os::fd::BorrowedFd;
@@ -20,6 +20,7 @@ use nightporter_core::turn::{Received, Sent};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 use crate::config::{OverlayConfig, UplinkConfig};
+use crate::tap_address;
 use guest::GuestPort;
 use overlay::OverlayPort;
 use tap::TapPort;

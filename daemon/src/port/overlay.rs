@@ -35,14 +35,11 @@ use super::shared::{Filled, Seat, Shared, Sockets};
 
 use crate::config::OverlayConfig;
 use crate::config::overlay::{PEERS_MAX, may_be_peer};
+use crate::limits::{RECEIVE_BYTES, SEND_BYTES};
 use crate::sys;
 
 /// Sockets to send from: as many links can share the flows. A power of two.
 const SENDERS: usize = 16;
-/// Bytes that may wait in the kernel for the worker: 6 ms at 10 Gbit/s.
-pub(crate) const RECEIVE_BYTES: usize = 8 << 20;
-/// Bytes that may wait in the kernel to leave by one of the sending sockets: 3 ms at 10 Gbit/s.
-pub(crate) const SEND_BYTES: usize = 4 << 20;
 /// Datagrams without a frame that are looked at in one turn; more wait for the next.
 const BAD_DATAGRAMS_MAX: usize = 64;
 /// Answers that wait to be received; questions beyond go to the peers.

@@ -27,7 +27,7 @@ use nix::errno::Errno;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::inbox::{Head, INBOX_BYTES, Inbox};
-use super::overlay::RECEIVE_BYTES;
+use crate::limits::RECEIVE_BYTES;
 
 /// Bytes that may wait for an overlay: with them the memory that they lie in, which doubles as it
 /// grows, has as many as wait in a socket.

@@ -3,7 +3,6 @@
 //! calls, which only an intruder makes who has taken the daemon over, end it.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use nix::libc;
 use seccompiler::SeccompCmpOp::{Eq, MaskedEq};
@@ -12,9 +11,9 @@ use seccompiler::{
     SeccompRule, TargetArch, apply_filter_all_threads,
 };
 
-use crate::start::{StartError, error};
+use crate::errors::{StartError, error};
+use crate::owners::Access;
 use crate::sys;
-use crate::vhost::listener::Access;
 
 /// With any arguments.
 const CALLS: &[libc::c_long] = &[
@@ -138,35 +137,6 @@ const GET_OPTIONS: [(libc::c_int, libc::c_int); 4] = [
 /// Only an intruder makes them.
 const DEADLY: [libc::c_long; 4] =
     [libc::SYS_execve, libc::SYS_execveat, libc::SYS_ptrace, libc::SYS_process_vm_writev];
-
-/// Calls that were refused.
-static REFUSED: AtomicU64 = AtomicU64::new(0);
-/// The number of the last one.
-static LAST: AtomicI64 = AtomicI64::new(0);
-
-/// Calls that were refused so far.
-pub(crate) fn refused() -> u64 {
-    REFUSED.load(Ordering::Relaxed)
-}
-
-/// Another call was refused: in the handler of a signal.
-pub(crate) fn note(call: i64) {
-    LAST.store(call, Ordering::Relaxed);
-    REFUSED.fetch_add(1, Ordering::Relaxed);
-}
-
-/// Called now and then: logs calls that were refused since `known`.
-pub(crate) fn report(known: &mut u64) {
-    let all = refused();
-    if std::mem::replace(known, all) != all {
-        let call = LAST.load(Ordering::Relaxed);
-        tracing::error!(
-            call,
-            refused = all,
-            "a system call was refused, because the daemon never makes it"
-        );
-    }
-}
 
 /// From now on all threads make no other calls.
 pub(super) fn restrict(

@@ -11,7 +11,7 @@ use landlock::{
 };
 
 use crate::config::{Config, RegistryConfig, ToeConfig};
-use crate::start::{StartError, error};
+use crate::errors::{StartError, error};
 
 /// The rights that are restricted. Kernels that know fewer restrict fewer; later ones know more,
 /// which this daemon does not.

@@ -27,16 +27,16 @@ use crate::broker::Broker;
 use crate::broker::connector::Connector;
 use crate::broker::dialer::{Dialer, Held};
 use crate::charges;
+use crate::config::proof::proof_of;
 use crate::config::{Config, RegistryConfig, Source, ToeConfig};
+use crate::errors::{StartError, error};
 use crate::owners::Owners;
-use crate::port::tap_address;
 use crate::sleeps::Eye;
-use crate::start::{StartError, error, proof_of, registry_of};
+use crate::start::registry_of;
 use crate::supervisor::Supervisor;
 use crate::sys;
+use crate::tap_address;
 use crate::toe::{Doors, ProofDoors, UcxWorker, listen_at};
-
-pub(crate) use calls::{note, refused, report};
 
 /// The things that were opened and read before the doors were shut, and how well they shut.
 #[derive(Clone, Debug)]

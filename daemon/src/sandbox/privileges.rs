@@ -8,7 +8,7 @@ use rustix::thread::{
 };
 
 use crate::config::Config;
-use crate::start::{StartError, error};
+use crate::errors::{StartError, error};
 
 /// What a daemon with this configuration can use:
 ///

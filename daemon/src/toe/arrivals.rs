@@ -21,35 +21,19 @@
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 
-use nightporter_core::limits::{TOE_SOCKETS_MAX, TOE_WINDOW_MAX};
+use nightporter_core::limits::TOE_WINDOW_MAX;
 use nightporter_core::time::Instant;
 
-use super::fabric::{STREAMS_MAX, StreamId};
+use super::fabric::StreamId;
 use super::ucx::Event;
 use super::{HERE, Toe};
+use crate::limits::{
+    ARRIVALS_LEAST as LEAST, ARRIVALS_MAX as ALL_MAX, ARRIVALS_OF_GUEST_MAX as GUEST_MAX,
+    ARRIVALS_PART as PART,
+};
 
-/// Each socket may have so much, whatever is left: a page.
-const LEAST: u64 = 4096;
-/// Beyond that the sockets of one guest together: a window for one of them, and a sixteenth of
-/// [`ALL_MAX`].
-const GUEST_MAX: u64 = PART * TOE_WINDOW_MAX;
-/// And those of all guests.
-const ALL_MAX: u64 = 128 << 20;
-/// A socket has at most this part of what is left for its guest.
-const PART: u64 = 8;
 /// A socket that has received nothing has no more, as one that has sent nothing is shown no more.
 const FIRST: u64 = 32 << 10;
-const _: () = assert!(bytes_max(usize::MAX) == 256 << 20, "bytes in all");
-
-/// Bytes that have come by UCX and that so many guests do not take, at most. Each socket has one
-/// stream at most.
-#[must_use]
-pub(crate) const fn bytes_max(guests: usize) -> u64 {
-    let beyond = (guests as u64).saturating_mul(GUEST_MAX);
-    let streams = guests.saturating_mul(TOE_SOCKETS_MAX);
-    let streams = if streams < STREAMS_MAX { streams } else { STREAMS_MAX };
-    (if beyond < ALL_MAX { beyond } else { ALL_MAX }) + streams as u64 * LEAST
-}
 
 /// What was promised beyond [`LEAST`] for each socket. See the module's doc.
 #[derive(Debug, Default)]

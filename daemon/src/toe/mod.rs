@@ -54,19 +54,19 @@ use crate::config::ToeRule;
 use crate::port::vhost_user::VhostUserPort;
 use crate::vhost::vsock::Vsock;
 use arrivals::Promises;
-pub(crate) use arrivals::bytes_max as arrived_bytes_max;
 use batch::Batch;
 use bulletin::Bulletin;
 use device::{Blocked, Device};
-pub(crate) use fabric::{Doors, SEALED_BYTES_MAX, listen_at};
+pub(crate) use fabric::{Doors, listen_at};
 use fabric::{Gone, StreamId, Streams};
 pub use fabric::{Heard, SealedReader, StreamReader};
 use kept::KeptBytes;
 pub use rules::Member;
 use rules::Rules;
+pub(crate) use rules::toe_of;
+pub(crate) use trust::ProofDoors;
 pub use trust::rehearsal as trust_rehearsal;
-pub(crate) use trust::{Proof, ProofDoors};
-pub(crate) use ucx::{IS_BUILT as HAS_UCX, Worker as UcxWorker};
+pub(crate) use ucx::Worker as UcxWorker;
 
 /// The CID of every guest: it names one to its own device alone, so it need not differ, and stays
 /// when the VM moves to another host. The smallest that a guest may have (virtio 1.2, 5.10.4).

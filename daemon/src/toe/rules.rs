@@ -18,7 +18,10 @@ use nightporter_core::toe::sockets::VmId;
 use super::HERE;
 use super::fabric::Peers;
 use super::refusals::Refusals;
-use crate::config::ToeRule;
+use crate::config::{ToeRule, VmConfig};
+use crate::port::build::{device_of, network_of, toe_name};
+use crate::port::vhost_user::VhostUserConfig;
+use crate::vhost::listener::Access;
 
 /// A VM that has the device.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -31,6 +34,26 @@ pub struct Member {
     pub isolated: bool,
     /// It reaches itself, too.
     pub to_itself: bool,
+}
+
+/// Its socket device, and what the virtual TOE has to know of it; `None`: it has none.
+pub(crate) fn toe_of(
+    vm: &VmConfig,
+    access: Access,
+    memory_is_limited: bool,
+) -> Option<(VhostUserConfig, Member)> {
+    let device = VhostUserConfig {
+        name: toe_name(&vm.name),
+        socket: vm.toe_socket()?,
+        ..device_of(vm, access, memory_is_limited)
+    };
+    let member = Member {
+        ips: vm.ips.clone().unwrap_or_default(),
+        network: (network_of(&vm.network).into(), vm.vlan),
+        isolated: vm.isolated,
+        to_itself: vm.toe_to_itself,
+    };
+    Some((device, member))
 }
 
 /// Numbers of networks from here on are for those that no other host knows; below are VNIs, which

@@ -35,14 +35,13 @@ use super::queue::WORK_PER_TURN;
 use crate::charges;
 use crate::closer::{self, Foreign, Owner};
 use crate::faults::{self, Listed};
+pub use crate::limits::REGIONS_MAX;
 use crate::sleeps;
 use crate::spans::{self, Span};
 use crate::sys;
 use crate::timer::{monotonic_now, time_on_core};
 use crate::watchdog;
 
-/// Regions of one guest at most: a PC with every DIMM slot hot-plugged has fewer.
-pub const REGIONS_MAX: usize = 64;
 /// Pages up to this size may be cleared while the worker waits.
 const CLEARED_MAX: u64 = 2 << 20;
 /// So much time on the core is all the work of a turn.

@@ -10,16 +10,7 @@ use std::path::{Path, PathBuf};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-/// The users who may connect: connecting needs write permission on the socket.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Access {
-    /// File mode; `None` keeps the umask's (only our own user may connect).
-    pub mode: Option<u32>,
-    /// Owner, as a user id.
-    pub uid: Option<u32>,
-    /// Group, as a group id.
-    pub gid: Option<u32>,
-}
+pub use crate::owners::Access;
 
 /// Why a socket could not be made.
 #[derive(Debug, thiserror::Error)]

@@ -1,40 +1,30 @@
 //! The worker: one thread that owns the engine and all ports, and runs every event to completion.
 //!
 //! Each round: wait for events (or not, if work is left over); give each to the data path or to the
-//! desk; take a turn over all ports (`core::turn`); let the desk finish. Only the wait blocks.
+//! [`Others`]; take a turn over all ports (`core::turn`); let the others finish. Only the wait
+//! blocks. The worker knows nobody above it.
 
+pub(crate) mod capture;
 pub(crate) mod data_path;
 mod guests;
 mod heartbeats;
 mod polling;
 pub(crate) mod ports;
 mod sockets;
+pub(crate) mod watch;
 
 use std::io;
 use std::num::NonZeroU64;
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
-use nightporter_core::engine::{AddPortError, Engine};
-use nightporter_core::port::{PortConfig, PortId};
+use nightporter_core::engine::Engine;
+use nightporter_core::port::PortId;
 use nightporter_core::time::{Duration, Instant};
-use nightporter_registry::Registry;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollTimeout};
 use nix::sys::resource::{UsageWho, getrusage};
-use nix::sys::signalfd::SignalFd;
 
-use crate::broker::Broker;
-use crate::change::{Preparer, Running};
-use crate::config::{ToeRule, VmConfig};
-use crate::desk::{ControlServer, Desk, LinkWatch, MetricsServer, Scribe};
-use crate::opener::Opener;
-use crate::port::Port;
-use crate::port::vhost_user::VhostUserPort;
 use crate::timer::{Timer, monotonic_now};
-use crate::toe::{Doors, Member};
 use crate::token::{Token, watch_for};
-use crate::vhost::vsock::Vsock;
 use crate::watchdog;
 use data_path::DataPath;
 use polling::Polling;
@@ -58,12 +48,21 @@ pub struct WorkerConfig {
     pub epoch: NonZeroU64,
 }
 
+/// All that works between two turns and is not about frames.
+pub(crate) trait Others {
+    /// Something happened that is not about a frame.
+    fn handle_event(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath, token: Token);
+    /// A turn is over.
+    fn after_turn(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath);
+    /// When there is something to do by itself.
+    fn poll_timeout(&self) -> Option<Instant>;
+}
+
 /// See the module doc.
 #[derive(Debug)]
-pub struct Worker {
-    path: DataPath,
-    desk: Desk,
-    epoll: Epoll,
+pub(crate) struct Worker {
+    pub(crate) path: DataPath,
+    pub(crate) epoll: Epoll,
     timer: Timer,
     events: [EpollEvent; EVENTS_MAX],
     /// The time of this turn.
@@ -75,14 +74,13 @@ pub struct Worker {
 
 impl Worker {
     /// A worker without ports. Errors: the system has no epoll or no timer for it.
-    pub fn new(config: WorkerConfig, engine: Engine<'static>) -> io::Result<Self> {
+    pub(crate) fn new(config: &WorkerConfig, engine: Engine<'static>) -> io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let timer = Timer::new()?;
         watch_for(&epoll, &timer.fd(), Token::Timer)?;
         let now = monotonic_now();
         Ok(Self {
             path: DataPath::new(now, engine, config.epoch),
-            desk: Desk::new(now, config.drain_timeout),
             epoll,
             timer,
             events: [EpollEvent::empty(); EVENTS_MAX],
@@ -92,114 +90,9 @@ impl Worker {
         })
     }
 
-    pub(crate) fn set_signals(&mut self, signals: SignalFd) -> io::Result<()> {
-        self.desk.set_signals(&self.epoll, signals)
-    }
-
-    pub(crate) fn set_links(&mut self, links: LinkWatch) -> io::Result<()> {
-        self.desk.set_links(&self.epoll, links)
-    }
-
-    /// Sets the process that opens uplinks.
-    pub(crate) fn set_broker(&mut self, broker: Arc<Broker>) -> io::Result<()> {
-        self.desk.set_broker(&self.epoll, broker)
-    }
-
-    /// Serves operators from now on. Errors: the system's.
-    pub fn set_control(&mut self, control: ControlServer) -> io::Result<()> {
-        self.desk.set_control(&self.epoll, control)
-    }
-
-    pub(crate) fn set_metrics(&mut self, metrics: MetricsServer) -> io::Result<()> {
-        self.desk.set_metrics(&self.epoll, metrics)
-    }
-
-    /// Ports may come, go and change from now on.
-    pub(crate) fn set_changes(&mut self, preparer: Preparer, running: Running) -> io::Result<()> {
-        self.desk.set_changes(&self.epoll, preparer, running)
-    }
-
-    /// Missing uplinks and overlays are tried again from now on.
-    pub(crate) fn set_opener(&mut self, opener: Opener) -> io::Result<()> {
-        self.desk.set_opener(&self.epoll, opener)
-    }
-
-    /// Statuses are put into words aside from now on.
-    pub(crate) fn set_scribe(&mut self, scribe: Scribe) -> io::Result<()> {
-        self.desk.set_scribe(&self.epoll, scribe)
-    }
-
-    /// Sets the registry, which is asked and told which station is where.
-    pub(crate) fn set_registry(&mut self, registry: Box<dyn Registry>) -> io::Result<()> {
-        self.desk.set_registry(&self.epoll, registry)
-    }
-
-    /// Adds a port; its number. Errors: see [`AddPortError`].
-    pub fn add_port(&mut self, port: Port, config: PortConfig) -> Result<PortId, AddPortError> {
-        self.path.add_port(monotonic_now(), &self.epoll, port, config)
-    }
-
-    /// The VM behind a port has a socket device.
-    pub(crate) fn add_toe(&mut self, port: PortId, device: VhostUserPort<Vsock>, member: Member) {
-        self.path.add_toe(monotonic_now(), &self.epoll, port, device, member);
-    }
-
-    /// Sets the operator's rules for connections by TOE.
-    pub(crate) fn set_toe_rules(&mut self, rules: Vec<ToeRule>) {
-        self.path.toe.set_rules(rules);
-    }
-
-    /// There is a way to guests' sockets on other hosts. Errors: the system's.
-    pub(crate) fn open_doors(&mut self, doors: Doors) -> io::Result<()> {
-        self.path.open_doors(&self.epoll, doors)
-    }
-
-    /// The rate limits of a VM, and its boost.
-    pub(crate) fn set_limits(&mut self, port: PortId, vm: &VmConfig) {
-        self.path.set_limits(monotonic_now(), port, vm);
-    }
-
-    /// A booster may connect at this socket. Errors: the system's.
-    pub(crate) fn set_booster(&mut self, listener: OwnedFd, rt_priority: u8) -> io::Result<()> {
-        self.path.booster.set_listener(&self.epoll, listener, rt_priority)
-    }
-
-    /// Looks for promises that a predecessor left in the arena; call after all ports were added.
-    pub(crate) fn handle_restart(&mut self) {
-        let reset = self.path.engine.handle_restart(monotonic_now());
-        if reset > 0 {
-            tracing::warn!(reset, "connections lost bytes in the restart and were reset");
-        }
-    }
-
-    /// Works until it is told to stop. Then it calls `stopping` with the time limit, before guests
-    /// get the bytes that they are owed.
-    pub(crate) fn run(&mut self, stopping: impl FnOnce(Duration)) -> io::Result<()> {
-        let mut stopping = Some(stopping);
-        while !self.desk.is_stopped() {
-            self.turn()?;
-            if self.desk.is_stopping()
-                && let Some(stopping) = stopping.take()
-            {
-                stopping(self.desk.drain_timeout());
-            }
-        }
-        Ok(())
-    }
-
-    /// One turn: see the module doc.
-    pub fn turn(&mut self) -> io::Result<()> {
-        let wait = self.next_wait();
-        self.turn_after(wait)
-    }
-
-    /// One turn that never sleeps, for callers that bring the work themselves.
-    pub fn turn_at_once(&mut self) -> io::Result<()> {
-        let wait = self.next_wait().map(|_| EpollTimeout::ZERO);
-        self.turn_after(wait)
-    }
-
-    fn turn_after(&mut self, wait: Option<EpollTimeout>) -> io::Result<()> {
+    /// One turn: see the module doc. `may_sleep`: it waits for events if there is nothing to do.
+    pub(crate) fn turn(&mut self, others: &mut impl Others, may_sleep: bool) -> io::Result<()> {
+        let wait = self.next_wait().map(|wait| if may_sleep { wait } else { EpollTimeout::ZERO });
         if wait.is_some() {
             self.since_look = 0;
         }
@@ -220,12 +113,12 @@ impl Worker {
             self.polling.handle_work(now);
         }
         for i in 0..count {
-            self.handle_event(now, Token::unpack(self.events[i].data()));
+            self.handle_event(now, others, Token::unpack(self.events[i].data()));
         }
         if wait.is_some() {
             self.path.hear_front_ends(now, &self.epoll);
         }
-        self.service(now);
+        self.service(now, others);
         watchdog::handle_end(now);
         Ok(())
     }
@@ -251,8 +144,8 @@ impl Worker {
         self.polling.handle_offer(monotonic_now(), taken);
     }
 
-    fn handle_event(&mut self, now: Instant, token: Token) {
-        let Self { path, desk, epoll, .. } = self;
+    fn handle_event(&mut self, now: Instant, others: &mut impl Others, token: Token) {
+        let Self { path, epoll, .. } = self;
         match token {
             Token::Timer => self.timer.handle_expiry(),
             Token::Uplink(port) => path.turn.wake(PortId(port)),
@@ -275,12 +168,12 @@ impl Worker {
             | Token::ControlListener
             | Token::Control(_)
             | Token::MetricsListener
-            | Token::Metrics(_) => desk.handle_event(now, epoll, path, token),
+            | Token::Metrics(_) => others.handle_event(now, epoll, path, token),
         }
     }
 
     /// Everything that is due.
-    fn service(&mut self, now: Instant) {
+    fn service(&mut self, now: Instant, others: &mut impl Others) {
         self.path.send_heartbeats(now);
         self.path.look_at_polled(now);
         let frames = self.path.turn(now);
@@ -292,7 +185,7 @@ impl Worker {
             self.polling.handle_work(now);
         }
         self.path.booster.after_turn(now, &mut self.path.engine);
-        self.desk.after_turn(now, &self.epoll, &mut self.path);
+        others.after_turn(now, &self.epoll, &mut self.path);
         let DataPath { engine, booster, heartbeats, resting, polled, announcements, toe, .. } =
             &self.path;
         let deadlines = [
@@ -304,14 +197,9 @@ impl Worker {
             toe.poll_timeout(),
             toe.bulletin_timeout(),
             booster.poll_timeout(),
-            self.desk.poll_timeout(),
+            others.poll_timeout(),
         ];
         self.timer.set(deadlines.into_iter().flatten().min());
-    }
-
-    /// Connections with a byte, FIN or RST that is still owed.
-    pub(crate) fn owed(&self) -> u32 {
-        self.path.owed()
     }
 }
 

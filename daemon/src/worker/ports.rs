@@ -5,7 +5,7 @@ use nightporter_core::time::Instant;
 use nightporter_core::turn::{Ports, Received, Sent};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
-use crate::desk::{Direction, Watchers};
+use super::watch::{Direction, Watchers};
 use crate::port::guest::GuestPort;
 use crate::port::{Lost, Port, Wanted};
 

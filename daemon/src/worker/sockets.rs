@@ -59,7 +59,7 @@ impl DataPath {
     }
 
     /// There is a way to other hosts.
-    pub(super) fn open_doors(&mut self, epoll: &Epoll, doors: Doors) -> io::Result<()> {
+    pub(crate) fn open_doors(&mut self, epoll: &Epoll, doors: Doors) -> io::Result<()> {
         self.toe.open_doors(doors)?;
         self.toe.trust_fd().map_or(Ok(()), |fd| watch_for(epoll, &fd, Token::Trust))?;
         self.toe.ucx_fd().map_or(Ok(()), |fd| watch_for(epoll, &fd, Token::Ucx))?;

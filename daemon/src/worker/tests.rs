@@ -9,16 +9,18 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use nightporter_api::{Reply, Request};
-use nightporter_core::engine::EngineConfig;
+use nightporter_core::engine::{AddPortError, EngineConfig};
 use nightporter_core::limits::{FRAME_BYTES_MAX, FRAMES_PER_PORT};
-use nightporter_core::port::{GuestConfig, Vlans};
+use nightporter_core::port::{GuestConfig, PortConfig, Vlans};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 
 use super::guests::ANNOUNCEMENTS_PER_TURN;
 use super::*;
 use crate::arena_file::{self, ArenaFile};
-use crate::desk::{FlowSums, PORTS_PER_TURN, start_scribe};
+use crate::daemon::Daemon;
+use crate::desk::{ControlServer, FlowSums, PORTS_PER_TURN, start_scribe};
+use crate::port::Port;
 use crate::port::guest::GuestPort;
 use crate::port::tap::TapPort;
 use crate::port::vhost_user::{VhostUserConfig, VhostUserPort};
@@ -29,7 +31,7 @@ const B: [u8; 6] = [2, 0, 0, 0, 0, 0xb];
 
 /// A worker with as many uplinks as it has peers.
 struct World {
-    worker: Worker,
+    daemon: Daemon,
     peers: Vec<File>,
     dir: PathBuf,
     _lock: ArenaFile,
@@ -48,17 +50,17 @@ impl World {
             drain_timeout: Duration::ZERO,
             epoch: NonZeroU64::MIN,
         };
-        let mut worker = Worker::new(config, engine).unwrap();
+        let mut daemon = Daemon::new(&config, engine).unwrap();
         let mut peers = Vec::new();
         for port in 0..ports {
             let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
             let (ours, theirs) =
                 socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
             let config = PortConfig::uplink(format!("port{port}"));
-            worker.add_port(Port::Uplink(TapPort::from_fd(ours)), config).unwrap();
+            daemon.add_port(Port::Uplink(TapPort::from_fd(ours)), config).unwrap();
             peers.push(File::from(theirs));
         }
-        Self { worker, peers, dir, _lock: lock }
+        Self { daemon, peers, dir, _lock: lock }
     }
 
     fn send(&mut self, port: usize, frame: &[u8]) {
@@ -77,11 +79,11 @@ impl World {
     }
 
     fn turn(&mut self) {
-        self.worker.turn().unwrap();
+        self.daemon.turn().unwrap();
     }
 
     fn port(&self, port: usize) -> nightporter_api::PortStatus {
-        let (path, id) = (&self.worker.path, PortId(u16::try_from(port).unwrap()));
+        let (path, id) = (&self.daemon.worker.path, PortId(u16::try_from(port).unwrap()));
         path.port_status(monotonic_now(), id, path.ports.of(id), &FlowSums::default())
     }
 }
@@ -199,7 +201,7 @@ fn a_frame_longer_than_any_is_dropped_and_counted() {
 /// A client of the control socket who has asked for a status this many times.
 fn asks_for_statuses(w: &mut World, times: usize) -> UnixStream {
     let path = w.dir.join("control");
-    w.worker.set_control(ControlServer::new(&path).unwrap()).unwrap();
+    w.daemon.set_control(ControlServer::new(&path).unwrap()).unwrap();
     let mut client = UnixStream::connect(&path).unwrap();
     let mut line = serde_json::to_vec(&Request::Status {}).unwrap();
     line.push(b'\n');
@@ -223,11 +225,11 @@ fn statuses(said: &[u8]) -> Vec<Vec<String>> {
 fn who_asks_for_a_status_when_another_has_begun_gets_one_as_well() {
     let mut w = World::new("census", 1);
     let mut client = asks_for_statuses(&mut w, 2);
-    w.worker.desk.begin_survey();
+    w.daemon.desk.begin_survey();
     let mut said = Vec::new();
     client.set_nonblocking(true).unwrap();
     while client.read_to_end(&mut said).is_err() {
-        w.worker.turn_at_once().unwrap();
+        w.daemon.turn_at_once().unwrap();
     }
     assert_eq!(statuses(&said), [["port0"], ["port0"]]);
 }
@@ -236,14 +238,14 @@ fn who_asks_for_a_status_when_another_has_begun_gets_one_as_well() {
 fn a_status_of_many_ports_takes_many_turns_and_is_put_into_words_aside() {
     const PORTS: usize = 5 * PORTS_PER_TURN + 3;
     let mut w = World::new("survey", PORTS);
-    w.worker.set_scribe(start_scribe().unwrap()).unwrap();
+    w.daemon.set_scribe(start_scribe().unwrap()).unwrap();
     let mut client = asks_for_statuses(&mut w, 2);
     let (mut said, mut seen, mut turns) = (Vec::new(), 0, 0);
     client.set_nonblocking(true).unwrap();
     while client.read_to_end(&mut said).is_err() {
-        let before = w.worker.desk.looked_at();
+        let before = w.daemon.desk.looked_at();
         w.turn();
-        let now = w.worker.desk.looked_at();
+        let now = w.daemon.desk.looked_at();
         assert!(now <= before + PORTS_PER_TURN);
         (seen, turns) = (seen + now.saturating_sub(before), turns + 1);
     }
@@ -272,7 +274,7 @@ fn front_end(w: &mut World, name: &str) -> UnixStream {
     let device = device(w, name);
     let port = GuestPort::new(VhostUserPort::new(&device).unwrap(), None);
     let config = PortConfig::guest(name, GuestConfig::default());
-    w.worker.add_port(Port::Guest(Box::new(port)), config).unwrap();
+    w.daemon.add_port(Port::Guest(Box::new(port)), config).unwrap();
     let stream = UnixStream::connect(&device.socket).unwrap();
     stream.set_nonblocking(true).unwrap();
     stream
@@ -281,7 +283,7 @@ fn front_end(w: &mut World, name: &str) -> UnixStream {
 /// So many front-ends that have been let in.
 fn front_ends(w: &mut World, count: usize) -> Vec<UnixStream> {
     let streams = (0..count).map(|n| front_end(w, &format!("vm{n}"))).collect();
-    (0..count).for_each(|_| w.worker.turn_at_once().unwrap());
+    (0..count).for_each(|_| w.daemon.turn_at_once().unwrap());
     streams
 }
 
@@ -305,7 +307,7 @@ fn front_ends_of_many_vms_take_turns() {
     streams.iter_mut().for_each(|stream| stream.write_all(&message(GET_FEATURES)).unwrap());
     let mut answered = Vec::new();
     while answered.iter().sum::<usize>() < VMS {
-        w.worker.turn_at_once().unwrap();
+        w.daemon.turn_at_once().unwrap();
         answered.push(streams.iter().filter(|stream| has_answer(stream)).count());
         assert!(answered.len() < VMS, "{answered:?}");
     }
@@ -324,7 +326,7 @@ fn front_ends_that_always_have_more_to_say_keep_nobody_from_being_heard() {
     streams.iter_mut().for_each(|stream| stream.write_all(&all).unwrap());
     quiet.write_all(&message(GET_FEATURES)).unwrap();
     let waited = (0..TURNS).find(|_| {
-        w.worker.turn_at_once().unwrap();
+        w.daemon.turn_at_once().unwrap();
         has_answer(&quiet)
     });
     assert_eq!(waited, Some(1), "in the second turn");
@@ -334,7 +336,7 @@ fn front_ends_that_always_have_more_to_say_keep_nobody_from_being_heard() {
 fn a_port_that_cannot_be_waited_for_was_not_added() {
     let mut w = World::new("unwatched", 1);
     let add = |w: &mut World, fd: OwnedFd| {
-        w.worker.add_port(Port::Uplink(TapPort::from_fd(fd)), PortConfig::uplink("late"))
+        w.daemon.add_port(Port::Uplink(TapPort::from_fd(fd)), PortConfig::uplink("late"))
     };
     let file = File::create(w.dir.join("file")).unwrap(); // epoll(7) takes none
     assert_eq!(add(&mut w, file.into()), Err(AddPortError::TooManyPorts));
@@ -350,8 +352,8 @@ fn what_is_announced_for_a_trunk_is_told_in_each_of_its_vlans_some_after_each_tu
     let port = GuestPort::new(VhostUserPort::new(&device).unwrap(), None);
     let policy = GuestConfig { vlans: Vlans::Trunk(vlans.clone()), ..GuestConfig::default() };
     let config = PortConfig::guest("vm", policy);
-    let vm = w.worker.add_port(Port::Guest(Box::new(port)), config).unwrap();
-    w.worker.path.announce(monotonic_now(), vm, B);
+    let vm = w.daemon.add_port(Port::Guest(Box::new(port)), config).unwrap();
+    w.daemon.worker.path.announce(monotonic_now(), vm, B);
     let mut told = Vec::new();
     while told.len() < vlans.len() {
         w.turn();
@@ -363,7 +365,7 @@ fn what_is_announced_for_a_trunk_is_told_in_each_of_its_vlans_some_after_each_tu
         }
     }
     assert_eq!(told, vlans);
-    while !w.worker.path.announcements.is_empty() {
+    while !w.daemon.worker.path.announcements.is_empty() {
         w.turn();
     }
     assert!(w.received(0).is_empty());

@@ -48,6 +48,7 @@ use rustix::net::{
 };
 
 use crate::broker::dialer::{Dialer, Undialed, prepare};
+pub(super) use crate::limits::STREAMS_MAX;
 use crate::port::vhost_user::VhostUserPort;
 use crate::toe::batch::Batch;
 use crate::toe::trust::{ProofDoors, Trust, Way};
@@ -59,12 +60,9 @@ use encrypted::Handshakes;
 pub use heard::Heard;
 pub(super) use heard::{Lost, Waits};
 pub(super) use peers::{Gone, Peers};
-pub(crate) use pipe::SEALED_BYTES_MAX;
 pub use reader::{SealedReader, StreamReader};
 pub(super) use stream::Stream;
 
-/// Streams at most, and half as many as the process may have descriptors.
-pub(super) const STREAMS_MAX: usize = 32_768;
 /// Idle streams to a host that are kept for the next connections.
 const IDLE_MAX: usize = 64;
 /// And so long.

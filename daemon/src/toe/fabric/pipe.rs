@@ -22,24 +22,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::{read, write};
 use rustls::Connection;
 
-use super::STREAMS_MAX;
-use crate::toe::trust::{CHAIN_BYTES_MAX, HANDSHAKES_BYTES_MAX, Secured};
+use crate::toe::trust::Secured;
 
 /// Bytes that are encrypted at once: what rustls keeps at most ([`Secured`]).
 pub(super) const SEALED_AT_ONCE: usize = 64 << 10;
-/// Bytes that TLS takes for a stream at most, whatever the other host sends (rustls 0.23). What is
-/// to be sent counts as kept.
-///
-/// - 32 KiB of records: a read behind the last plaintext, and [`NOTHING_MAX`] (rustls makes room
-///   for 4 KiB more, and a `Vec` grows to twice its size).
-/// - 40 KiB of plaintext: that of a record, and of a read of records of a byte, each of which is a
-///   `Vec` of 32 bytes in a queue of 512 places of 24.
-/// - 16 KiB of the other host's certificates ([`CHAIN_BYTES_MAX`]).
-/// - 8 KiB of the connection itself, with its keys.
-const SEALED_BYTES: usize = (32 << 10) + (40 << 10) + CHAIN_BYTES_MAX + (8 << 10);
 const _: () = assert!(READ_MAX + NOTHING_MAX + 4096 <= 32 << 10);
-/// And for all streams, with those handshakes that are under way.
-pub(crate) const SEALED_BYTES_MAX: usize = STREAMS_MAX * SEALED_BYTES + HANDSHAKES_BYTES_MAX;
 /// Bytes that are read at once, at most: some 300 records of the shortest kind, each of which costs
 /// a few microseconds if it changes keys.
 const READ_MAX: usize = 8 << 10;

@@ -9,7 +9,8 @@ use rustls::Connection;
 use rustls::pki_types::CertificateDer;
 
 use super::Secured;
-use super::proof::is_too_long;
+use crate::config::proof::is_too_long;
+use crate::limits::HANDSHAKE_BYTES;
 
 /// Bytes that wait to be sent, at most.
 const WAITING_MAX: usize = 64 << 10;
@@ -18,12 +19,8 @@ const READS_PER_TURN: usize = 4;
 /// Bytes that the other side sends until both have shown what they are to show, at most: its
 /// certificates, and the names of CAs.
 const SHOWN_MAX: usize = 28 << 10;
-/// Bytes that a connection takes until then, at most: rustls has what was sent, in a `Vec` of
-/// 32 KiB, and in a `Vec` of 56 bytes each the certificates in it, which are 6 bytes long at least.
-/// Their number is known only when all else has been shown.
-pub(super) const SHOWING_BYTES: usize = 704 << 10;
 const _: () = assert!(
-    (32 << 10) + (SHOWN_MAX / 6).next_power_of_two() * 56 + SHOWN_MAX / 6 * 32 <= SHOWING_BYTES
+    (32 << 10) + (SHOWN_MAX / 6).next_power_of_two() * 56 + SHOWN_MAX / 6 * 32 <= HANDSHAKE_BYTES
 );
 
 /// See the module's doc.

@@ -25,11 +25,10 @@ use rustls::pki_types::ServerName;
 use rustls::{ClientConnection, ServerConnection};
 
 use super::conn::Conn;
-use super::proof::{Proof, is_of};
 use super::{News, Opening, ProofDoors, SECRET_LEN, Ticket, Way, Wish};
 use crate::broker::dialer::{Dialer, Undialed};
+use crate::config::proof::{Proof, is_of};
 use crate::timer::monotonic_now;
-pub(in crate::toe) use streams::HANDSHAKES_BYTES_MAX;
 use streams::{ACCEPTED, Handshakes, has_share};
 
 /// A host that connects has shown what it has to show within this.

@@ -25,7 +25,6 @@
 
 mod conn;
 mod keeper;
-mod proof;
 pub mod rehearsal;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -42,10 +41,8 @@ use nightporter_registry::tls::Tls;
 use rustls::Connection;
 
 use crate::broker::dialer::Dialer;
-pub(in crate::toe) use keeper::HANDSHAKES_BYTES_MAX;
+use crate::config::proof::Proof;
 use keeper::Keeper;
-pub(in crate::toe) use proof::CHAIN_BYTES_MAX;
-pub(crate) use proof::Proof;
 
 /// Bytes of one half of a ticket.
 pub(super) const SECRET_LEN: usize = 32;

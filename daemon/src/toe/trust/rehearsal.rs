@@ -8,9 +8,10 @@ use nightporter_registry::tls::{Files, TlsError};
 use rustls::Connection;
 use rustls::pki_types::CertificateDer;
 
+use super::SECRET_LEN;
 use super::conn::Conn;
 use super::keeper::Coming;
-use super::{Proof, SECRET_LEN, proof};
+use crate::config::proof::{self, Proof};
 
 /// Both halves of the tickets that a host tells in these pieces, of which it was asked for so many.
 ///

@@ -44,9 +44,6 @@ use ucp::Held;
 #[cfg(feature = "ucx")]
 pub(crate) use ucp::Worker;
 
-/// Whether this daemon has UCX in it.
-pub(crate) const IS_BUILT: bool = cfg!(feature = "ucx");
-
 /// Bytes of a worker's address, at most: those of a host with eight adapters have some hundred.
 pub(super) const ADDRESS_MAX: usize = 4096;
 /// A stream's tag at the host that has said it, its key, and a message of the core.

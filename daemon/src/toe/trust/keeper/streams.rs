@@ -24,7 +24,8 @@ use rustls::pki_types::ServerName;
 
 use super::{Keeper, Telling};
 use crate::broker::dialer::Undialed;
-use crate::toe::trust::conn::{Conn, SHOWING_BYTES};
+use crate::limits::{HANDSHAKES_ACCEPTED_MAX, HANDSHAKES_BEGUN_MAX};
+use crate::toe::trust::conn::Conn;
 use crate::toe::trust::{News, Opening, Way};
 
 /// A host that is connected to has shown what it has to show within this, since the stream was
@@ -38,16 +39,12 @@ const T_QUEUED: Duration = Duration::from_secs(1);
 /// P-256 took a core 0.3 ms at each side. So long is saved up: this many may come together.
 const T_HANDSHAKE: Duration = Duration::from_millis(2);
 const T_SAVED: Duration = T_HANDSHAKE.saturating_mul(32);
-/// Handshakes under way that were begun here, and of these with one host.
-const BEGUN_MAX: usize = 256;
+/// Of those that were begun here, with one host.
 const BEGUN_TO_ONE_MAX: usize = 16;
-/// And that others have begun.
-const ACCEPTED_MAX: usize = 256;
+/// Of those that others have begun, of one host.
 const ACCEPTED_OF_ONE_MAX: usize = 2 * BEGUN_TO_ONE_MAX;
 /// As [`has_share`] wants them.
-pub(super) const ACCEPTED: (usize, usize) = (ACCEPTED_OF_ONE_MAX, ACCEPTED_MAX);
-/// Bytes of all of them, at most.
-pub(in crate::toe) const HANDSHAKES_BYTES_MAX: usize = (BEGUN_MAX + ACCEPTED_MAX) * SHOWING_BYTES;
+pub(super) const ACCEPTED: (usize, usize) = (ACCEPTED_OF_ONE_MAX, HANDSHAKES_ACCEPTED_MAX);
 
 /// What is said when one fails.
 const NO_STREAM: &str = "no encrypted stream to a host: its guests are reached by guest TCP";
@@ -107,11 +104,15 @@ impl Handshakes {
 
     /// The next that may begin, of each way in turn.
     fn begin_next(&mut self) -> Option<(Way, u64)> {
-        if self.begun.len() >= BEGUN_MAX {
+        if self.begun.len() >= HANDSHAKES_BEGUN_MAX {
             return None;
         }
         let may_begin = |way: &&Way| {
-            has_share(self.begun_to(way.peer), self.begun.len(), (BEGUN_TO_ONE_MAX, BEGUN_MAX))
+            has_share(
+                self.begun_to(way.peer),
+                self.begun.len(),
+                (BEGUN_TO_ONE_MAX, HANDSHAKES_BEGUN_MAX),
+            )
         };
         let behind = |way: &&Way| self.last.is_none_or(|last| **way > last);
         let mut ways = self.queued.keys().filter(may_begin);
@@ -310,7 +311,7 @@ mod tests {
         });
         let hosts: Vec<usize> = hosts.take(13).collect();
         assert_eq!(hosts, [32, 32, 32, 32, 32, 32, 32, 16, 8, 4, 2, 1, 1]);
-        assert_eq!(all, ACCEPTED_MAX);
+        assert_eq!(all, HANDSHAKES_ACCEPTED_MAX);
     }
 
     #[test]
@@ -333,7 +334,7 @@ mod tests {
         assert_eq!(first.iter().take(33).map(|(way, _)| *way).collect::<Vec<_>>(), in_turn);
         first.iter().for_each(|(way, _)| *begun.entry(*way).or_default() += 1);
         assert!(begun.len() == 32 && begun.values().all(|n| *n <= BEGUN_TO_ONE_MAX), "{begun:?}");
-        assert!(first.len() < BEGUN_MAX, "who comes now finds some");
+        assert!(first.len() < HANDSHAKES_BEGUN_MAX, "who comes now finds some");
         handshakes.queued.insert(way(99), [(u64::MAX, now)].into());
         assert_eq!(handshakes.begin_next(), Some((way(99), u64::MAX)));
         // One that is done makes place for the next.

@@ -4,12 +4,16 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use nightporter_registry::tls::{Files, Own, TlsError};
+use nightporter_registry::tls::{Files, Own, Tls, TlsError};
 use rustls::client::{Resumption, verify_server_name};
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, ServerConfig};
+
+use super::Config;
+use crate::errors::{StartError, error};
+use crate::limits::{PROOF_CHAIN_BYTES_MAX, PROOF_CHAIN_MAX};
 
 /// What is spoken over TLS: who has such a certificate for something else does not speak this. A
 /// host speaks the first or, with `encrypt`, the second: so one with it and one without know that
@@ -17,17 +21,12 @@ use rustls::{ClientConfig, ServerConfig};
 const TICKETS: &[u8] = b"nightporter-toe/1";
 const STREAM: &[u8] = b"nightporter-toe-stream/1";
 
-/// Certificates that a host shows, at most, and their bytes: they are kept as long as the
-/// connection, which may be a stream ([`is_too_long`]).
-const CHAIN_MAX: usize = 8;
-pub(crate) const CHAIN_BYTES_MAX: usize = 16 << 10;
-
 /// What this host shows, and whom it believes.
 #[derive(Debug)]
 pub(crate) struct Proof {
-    pub(super) client: Arc<ClientConfig>,
-    pub(super) server: Arc<ServerConfig>,
-    pub(super) protocol: &'static [u8],
+    pub(crate) client: Arc<ClientConfig>,
+    pub(crate) server: Arc<ServerConfig>,
+    pub(crate) protocol: &'static [u8],
     own: CertificateDer<'static>,
 }
 
@@ -56,7 +55,8 @@ impl Proof {
         let Own { chain, key } = own;
         let first = chain.first().cloned().ok_or_else(|| files.own_is_wrong(&"is empty"))?;
         if is_too_long(&chain) {
-            let most = format!("{CHAIN_MAX} certificates or {} KiB", CHAIN_BYTES_MAX >> 10);
+            let most =
+                format!("{PROOF_CHAIN_MAX} certificates or {} KiB", PROOF_CHAIN_BYTES_MAX >> 10);
             return Err(files.own_is_wrong(&format!("has more than {most}")));
         }
         let verifier =
@@ -83,7 +83,7 @@ impl Proof {
     }
 
     /// Whether streams go by TLS.
-    pub(super) fn encrypts(&self) -> bool {
+    pub(crate) fn encrypts(&self) -> bool {
         self.protocol == STREAM
     }
 
@@ -94,12 +94,34 @@ impl Proof {
 }
 
 /// Whether a certificate is for this address.
-pub(super) fn is_of(certificate: &CertificateDer<'_>, address: IpAddr) -> bool {
+pub(crate) fn is_of(certificate: &CertificateDer<'_>, address: IpAddr) -> bool {
     let name = ServerName::from(address);
     ParsedCertificate::try_from(certificate).is_ok_and(|it| verify_server_name(&it, &name).is_ok())
 }
 
 /// Whether a host shows more certificates than others accept.
-pub(super) fn is_too_long(chain: &[CertificateDer<'_>]) -> bool {
-    chain.len() > CHAIN_MAX || chain.iter().map(|it| it.len()).sum::<usize>() > CHAIN_BYTES_MAX
+pub(crate) fn is_too_long(chain: &[CertificateDer<'_>]) -> bool {
+    chain.len() > PROOF_CHAIN_MAX
+        || chain.iter().map(|it| it.len()).sum::<usize>() > PROOF_CHAIN_BYTES_MAX
+}
+
+/// Reads the files with which this host proves its identity, if there are any.
+pub(crate) fn proof_of(config: &Config) -> Result<Option<Tls<Proof>>, StartError> {
+    let Some(files) = config.toe.as_ref().and_then(|toe| toe.proof.clone()) else {
+        return Ok(None);
+    };
+    let fix = "give PEM files that the daemon can read; docs/configuration.md says what hosts show";
+    let encrypts = config.toe.as_ref().is_some_and(|toe| toe.encrypt);
+    let read = if encrypts { Proof::of_streams } else { Proof::of_tickets };
+    let proof = Tls::of(files, read).map_err(|e| error(format!("toe: {e}"), fix))?;
+    for overlay in &config.overlays {
+        let address = overlay.local.ip();
+        if !proof.config().is_of(address) {
+            let fix = "give a certificate with a subjectAltName of IP:ADDRESS for each overlay";
+            let what =
+                format!("toe: the certificate is not for {address}, where {} is", overlay.name);
+            return Err(error(what, fix));
+        }
+    }
+    Ok(Some(proof))
 }

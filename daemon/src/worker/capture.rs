@@ -8,7 +8,7 @@ use nightporter_core::wire::packet::{Ip, L4, Net, Packet};
 
 /// Bytes of records that may wait for a slow reader; then frames are missed, and counted. A reader
 /// that loses its processor for 100 ms misses none at 2.6 Gbit/s. Taken only while it is slow.
-pub(super) const BUFFER_BYTES_MAX: usize = 32 << 20;
+pub(crate) const BUFFER_BYTES_MAX: usize = 32 << 20;
 /// Nanosecond pcap, by its first four bytes in host order (draft-ietf-opsawg-pcap, section 4).
 const MAGIC_NS: u32 = 0xa1b2_3c4d;
 /// Larger than any super-segment.
@@ -30,9 +30,9 @@ fn file_header() -> Vec<u8> {
 
 /// The frames that a client wants, and how much of each.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Taking {
-    pub(super) snap_bytes: Option<u32>,
-    pub(super) only: Only,
+pub(crate) struct Taking {
+    pub(crate) snap_bytes: Option<u32>,
+    pub(crate) only: Only,
 }
 
 impl Taking {
@@ -66,19 +66,19 @@ fn ports_of(ip: &Ip, frame: &[u8]) -> Option<[u16; 2]> {
 
 /// Frames of one port on their way to one client.
 #[derive(Debug)]
-pub(super) struct Capture {
+pub(crate) struct Capture {
     /// Wall-clock nanoseconds at instant zero: monotonic time alone means nothing in a file.
     epoch_ns: u64,
     taking: Taking,
     buffer: Vec<u8>,
     /// Frames that found the buffer full.
-    pub(super) missed: u64,
+    pub(crate) missed: u64,
 }
 
 impl Capture {
     /// Starts at `now`, which is the wall clock's now.
     #[must_use]
-    pub(super) fn new(now: Instant, taking: Taking) -> Self {
+    pub(crate) fn new(now: Instant, taking: Taking) -> Self {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let wall_ns = u64::try_from(wall.as_nanos()).unwrap_or(u64::MAX);
         let epoch_ns = wall_ns.saturating_sub(now.as_nanos());
@@ -88,12 +88,12 @@ impl Capture {
     /// Starts one that gives a moment the same time as `other` does, so that captures of two ports
     /// can be put in order, turn by turn.
     #[must_use]
-    pub(super) fn beside(other: &Self, taking: Taking) -> Self {
+    pub(crate) fn beside(other: &Self, taking: Taking) -> Self {
         Self { epoch_ns: other.epoch_ns, taking, buffer: file_header(), missed: 0 }
     }
 
     /// Records one frame, given in pieces, if it is wanted.
-    pub(super) fn record(&mut self, now: Instant, parts: &[&[u8]]) {
+    pub(crate) fn record(&mut self, now: Instant, parts: &[&[u8]]) {
         if !self.taking.wants(parts) {
             return;
         }
@@ -117,7 +117,7 @@ impl Capture {
     }
 
     /// The bytes since the last call; first of all the file's header.
-    pub(super) fn take(&mut self) -> Vec<u8> {
+    pub(crate) fn take(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.buffer)
     }
 }

@@ -92,7 +92,7 @@ impl Watchers {
         }
     }
 
-    pub(super) fn add_capture(&mut self, now: Instant, place: u16, at: PortId, taking: Taking) {
+    pub(crate) fn add_capture(&mut self, now: Instant, place: u16, at: PortId, taking: Taking) {
         let running = self.list.iter().find_map(|watcher| match &watcher.what {
             What::Port(_, capture) => Some(capture),
             What::Flow(_) => None,

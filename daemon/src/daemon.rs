@@ -1,0 +1,148 @@
+//! The daemon's one thread: the worker, and the desk between two of its turns.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use nightporter_core::engine::{AddPortError, Engine};
+use nightporter_core::port::{PortConfig, PortId};
+use nightporter_core::time::Duration;
+use nightporter_registry::Registry;
+use nix::sys::signalfd::SignalFd;
+
+use crate::broker::Broker;
+use crate::change::{Preparer, Running};
+use crate::config::{ToeRule, VmConfig};
+use crate::desk::{ControlServer, Desk, LinkWatch, MetricsServer, Scribe};
+use crate::opener::Opener;
+use crate::port::Port;
+use crate::port::vhost_user::VhostUserPort;
+use crate::timer::monotonic_now;
+use crate::toe::{Doors, Member};
+use crate::vhost::vsock::Vsock;
+use crate::worker::{Worker, WorkerConfig};
+
+/// See the module doc.
+#[derive(Debug)]
+pub struct Daemon {
+    pub(crate) worker: Worker,
+    pub(crate) desk: Desk,
+}
+
+impl Daemon {
+    /// A daemon without ports. Errors: the system has no epoll or no timer for it.
+    pub fn new(config: &WorkerConfig, engine: Engine<'static>) -> io::Result<Self> {
+        let worker = Worker::new(config, engine)?;
+        Ok(Self { worker, desk: Desk::new(monotonic_now(), config.drain_timeout) })
+    }
+
+    pub(crate) fn set_signals(&mut self, signals: SignalFd) -> io::Result<()> {
+        self.desk.set_signals(&self.worker.epoll, signals)
+    }
+
+    pub(crate) fn set_links(&mut self, links: LinkWatch) -> io::Result<()> {
+        self.desk.set_links(&self.worker.epoll, links)
+    }
+
+    /// Sets the process that opens uplinks.
+    pub(crate) fn set_broker(&mut self, broker: Arc<Broker>) -> io::Result<()> {
+        self.desk.set_broker(&self.worker.epoll, broker)
+    }
+
+    /// Serves operators from now on. Errors: the system's.
+    pub fn set_control(&mut self, control: ControlServer) -> io::Result<()> {
+        self.desk.set_control(&self.worker.epoll, control)
+    }
+
+    pub(crate) fn set_metrics(&mut self, metrics: MetricsServer) -> io::Result<()> {
+        self.desk.set_metrics(&self.worker.epoll, metrics)
+    }
+
+    /// Ports may come, go and change from now on.
+    pub(crate) fn set_changes(&mut self, preparer: Preparer, running: Running) -> io::Result<()> {
+        self.desk.set_changes(&self.worker.epoll, preparer, running)
+    }
+
+    /// Missing uplinks and overlays are tried again from now on.
+    pub(crate) fn set_opener(&mut self, opener: Opener) -> io::Result<()> {
+        self.desk.set_opener(&self.worker.epoll, opener)
+    }
+
+    /// Statuses are put into words aside from now on.
+    pub(crate) fn set_scribe(&mut self, scribe: Scribe) -> io::Result<()> {
+        self.desk.set_scribe(&self.worker.epoll, scribe)
+    }
+
+    /// Sets the registry, which is asked and told which station is where.
+    pub(crate) fn set_registry(&mut self, registry: Box<dyn Registry>) -> io::Result<()> {
+        self.desk.set_registry(&self.worker.epoll, registry)
+    }
+
+    /// Adds a port; its number. Errors: see [`AddPortError`].
+    pub fn add_port(&mut self, port: Port, config: PortConfig) -> Result<PortId, AddPortError> {
+        self.worker.path.add_port(monotonic_now(), &self.worker.epoll, port, config)
+    }
+
+    /// The VM behind a port has a socket device.
+    pub(crate) fn add_toe(&mut self, port: PortId, device: VhostUserPort<Vsock>, member: Member) {
+        self.worker.path.add_toe(monotonic_now(), &self.worker.epoll, port, device, member);
+    }
+
+    /// Sets the operator's rules for connections by TOE.
+    pub(crate) fn set_toe_rules(&mut self, rules: Vec<ToeRule>) {
+        self.worker.path.toe.set_rules(rules);
+    }
+
+    /// There is a way to guests' sockets on other hosts. Errors: the system's.
+    pub(crate) fn open_doors(&mut self, doors: Doors) -> io::Result<()> {
+        self.worker.path.open_doors(&self.worker.epoll, doors)
+    }
+
+    /// The rate limits of a VM, and its boost.
+    pub(crate) fn set_limits(&mut self, port: PortId, vm: &VmConfig) {
+        self.worker.path.set_limits(monotonic_now(), port, vm);
+    }
+
+    /// A booster may connect at this socket. Errors: the system's.
+    pub(crate) fn set_booster(&mut self, listener: OwnedFd, rt_priority: u8) -> io::Result<()> {
+        self.worker.path.booster.set_listener(&self.worker.epoll, listener, rt_priority)
+    }
+
+    /// Looks for promises that a predecessor left in the arena; call after all ports were added.
+    pub(crate) fn handle_restart(&mut self) {
+        let reset = self.worker.path.engine.handle_restart(monotonic_now());
+        if reset > 0 {
+            tracing::warn!(reset, "connections lost bytes in the restart and were reset");
+        }
+    }
+
+    /// Works until it is told to stop. Then it calls `stopping` with the time limit, before guests
+    /// get the bytes that they are owed.
+    pub(crate) fn run(&mut self, stopping: impl FnOnce(Duration)) -> io::Result<()> {
+        let mut stopping = Some(stopping);
+        while !self.desk.is_stopped() {
+            self.turn()?;
+            if self.desk.is_stopping()
+                && let Some(stopping) = stopping.take()
+            {
+                stopping(self.desk.drain_timeout());
+            }
+        }
+        Ok(())
+    }
+
+    /// One turn of the worker, and the desk.
+    pub fn turn(&mut self) -> io::Result<()> {
+        self.worker.turn(&mut self.desk, true)
+    }
+
+    /// One turn that never sleeps, for callers that bring the work themselves.
+    pub fn turn_at_once(&mut self) -> io::Result<()> {
+        self.worker.turn(&mut self.desk, false)
+    }
+
+    /// Connections with a byte, FIN or RST that is still owed.
+    pub(crate) fn owed(&self) -> u32 {
+        self.worker.path.owed()
+    }
+}

@@ -1,0 +1,135 @@
+//! From a configuration to a port: its device, its policy, and the interface or sockets of this
+//! host that it needs.
+
+use std::fmt;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::sync::Arc;
+
+use nightporter_core::port::{GuestConfig, Vlans};
+
+use super::overlay::{OverlayPort, OverlaySockets};
+use super::shared::Sockets;
+use super::tap::{OpenError, TapPort};
+use super::vhost_user::VhostUserConfig;
+use super::{Port, Wanted};
+use crate::broker::Broker;
+use crate::config::{UplinkConfig, VmConfig};
+use crate::errors::{StartError, error};
+use crate::random::{no_chance, random};
+use crate::vhost::listener::Access;
+
+/// Why a port could not be opened.
+#[derive(Clone, Debug)]
+pub(crate) struct OpenFailure {
+    /// For status.
+    pub(crate) what: String,
+    /// The same, with its fix.
+    pub(crate) error: StartError,
+    /// Only a restart helps.
+    pub(crate) is_final: bool,
+}
+
+/// Opens the ports that need the broker.
+#[derive(Clone, Debug)]
+pub(crate) struct Openings {
+    pub(crate) broker: Arc<Broker>,
+    /// The sockets that overlays opened here share.
+    sockets: Sockets,
+}
+
+impl Openings {
+    pub(crate) fn new(broker: Arc<Broker>) -> Self {
+        Self { broker, sockets: Sockets::default() }
+    }
+
+    /// Opens an uplink, and waits for it. Errors: see [`Broker::open`].
+    pub(crate) fn uplink(&self, config: &UplinkConfig) -> Result<TapPort, OpenError> {
+        self.broker.open(config).map(|(file, index)| TapPort::of(file, index, config))
+    }
+
+    /// The sockets of an overlay get the buffers that they want: see [`Broker::enlarge`].
+    pub(crate) fn enlarge(&self, port: &str, sockets: &OverlaySockets, again: bool) -> bool {
+        self.broker.enlarge(port, &sockets.fds().collect::<Vec<_>>(), again)
+    }
+
+    /// Opens the interface or sockets of this host that a port needs.
+    pub(crate) fn open(&self, wanted: &Wanted) -> Result<Port, OpenFailure> {
+        let failure = |what: &str, error: &dyn fmt::Display, is_final| OpenFailure {
+            what: what.to_owned(),
+            error: StartError(error.to_string()),
+            is_final,
+        };
+        match wanted {
+            Wanted::Uplink(config) => {
+                self.uplink(config).map(Port::Uplink).map_err(|e| failure(e.what(), &e, e.is_final))
+            }
+            Wanted::Overlay(config) => {
+                let seeds = random().map_err(|e| failure("getrandom", &no_chance(&e), true))?;
+                let opened = OverlayPort::open(config, seeds, &self.sockets);
+                let mut port = opened.map_err(|e| failure(e.what(), &e, e.is_final))?;
+                port.has_small_buffers = self.enlarge(&config.name, &port.sockets(), false);
+                Ok(Port::Overlay(Box::new(port)))
+            }
+        }
+    }
+}
+
+/// The device of a VM.
+pub(crate) fn device_of(vm: &VmConfig, access: Access, memory_is_limited: bool) -> VhostUserConfig {
+    VhostUserConfig {
+        name: vm.name.clone(),
+        socket: vm.socket.clone(),
+        access,
+        mac: vm.mac,
+        mtu: Some(vm.mtu),
+        queue_pairs: vm.queue_pairs,
+        allow_unsealed_memory: vm.allow_unsealed_memory,
+        memory_max: vm.memory_max,
+        memory_is_limited,
+    }
+}
+
+/// The name of a VM's socket device, which no VM can have.
+pub(crate) fn toe_name(vm: &str) -> String {
+    format!("{vm}/toe")
+}
+
+/// The policy of a VM for the engine.
+pub(crate) fn policy_of(vm: &VmConfig) -> GuestConfig {
+    GuestConfig {
+        mac: vm.mac,
+        ips: vm.ips.clone(),
+        isolated: vm.isolated,
+        trusted: vm.trusted,
+        vlans: match (vm.vlan, &vm.trunk) {
+            (Some(vlan), _) => Vlans::Access(vlan),
+            (None, Some(trunk)) => Vlans::Trunk(trunk.clone()),
+            (None, None) => Vlans::Any,
+        },
+        ack_offload: vm.ack_offload,
+        local: vm.local,
+        guest_ttl: vm.guest_ttl,
+        congestion_offload: vm.congestion_offload,
+        congestion_control: vm.congestion_control,
+        budget_bytes: vm.budget,
+        flows_max: vm.flows_max,
+        mtu: vm.mtu,
+    }
+}
+
+/// The engine's name for a network.
+pub(crate) fn network_of(name: &Option<String>) -> &str {
+    name.as_deref().unwrap_or_default()
+}
+
+/// Makes the directory of `path`, if its own parent exists.
+pub(crate) fn make_parent(path: &Path) -> Result<(), StartError> {
+    match path.parent().map(|dir| (dir, std::fs::create_dir(dir))) {
+        Some((dir, Err(e))) if e.kind() != ErrorKind::AlreadyExists => {
+            let fix = format!("mkdir -p {}", dir.display());
+            Err(error(format!("cannot make the directory of {}: {e}", path.display()), &fix))
+        }
+        _ => Ok(()),
+    }
+}
