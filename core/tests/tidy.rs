@@ -2,6 +2,9 @@
 //!
 //! Three lists below are ratchets: they name what does not yet keep the rule, and may only shrink.
 
+#[path = "tidy/rooms.rs"]
+mod rooms;
+
 use nightporter_core::drops::DropReason;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
