@@ -42,7 +42,7 @@ fn a_kick_that_is_there_for_ever_does_not_keep_the_worker_busy() {
     assert!(beside < alone + Duration::from_millis(20), "{beside:?}, and alone {alone:?}");
     let none = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
     let kicks = |on| bad.is_kicked_by(1, if on { &kick } else { &none });
-    judge_beside(kicks, || _ = street.echo());
+    judge_beside(false, kicks, || _ = street.echo());
 }
 
 #[test]

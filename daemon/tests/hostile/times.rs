@@ -107,11 +107,13 @@ impl Echoes {
         self.judge_stalls(STALLED_MAX)
     }
 
-    /// Likewise, if they are a few hundred, of a test: none may be long.
-    pub(crate) fn judge_all(&self) -> Result<(), String> {
+    /// Likewise, if they are a few hundred, of a test: none may be long. `is_of_core`: the attack
+    /// takes the core itself, for some milliseconds at a time, so that p99 tells of it alone.
+    pub(crate) fn judge_all(&self, is_of_core: bool) -> Result<(), String> {
         let [p99, longest] = [990, 1000].map(|part| self.beside.at(part));
         let (alone, most) = (self.alone.at(990), self.alone.at(1000));
-        if p99 > P99_MAX.max(alone * TIMES_ALONE) {
+        let is_slow = p99 > P99_MAX.max(alone * TIMES_ALONE);
+        if is_slow && !is_of_core {
             return Err(format!("p99 is {p99:?}, and {alone:?} alone"));
         }
         if longest > LONGEST_MAX.max(2 * most) {
@@ -135,7 +137,7 @@ impl Echoes {
 /// Echoes beside an attack and alone, by turns, so that a machine that others use too is the same
 /// for both: `attack` says whether it goes on now, `echo` is one echo. Errors: as of
 /// [`Echoes::judge_all`], of a second attempt as well.
-pub(crate) fn judge_beside(mut attack: impl FnMut(bool), mut echo: impl FnMut()) {
+pub(crate) fn judge_beside(is_of_core: bool, mut attack: impl FnMut(bool), mut echo: impl FnMut()) {
     let mut once = || {
         let (mut echoes, mut rest) = (Echoes::default(), Times::default());
         for _ in 0..ROUNDS {
@@ -146,7 +148,7 @@ pub(crate) fn judge_beside(mut attack: impl FnMut(bool), mut echo: impl FnMut())
             at_fixed_times(ECHOES_OF_REST, &mut rest, woken, &mut echo);
             at_fixed_times(ECHOES, alone, woken, &mut echo);
         }
-        echoes.judge_all().map_err(|why| format!("{why}\n{}", echoes.shown()))
+        echoes.judge_all(is_of_core).map_err(|why| format!("{why}\n{}", echoes.shown()))
     };
     let again = once().or_else(|why| {
         eprintln!("once more: {why}");
@@ -170,18 +172,22 @@ pub(crate) fn at_fixed_times(
 ) {
     let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC).unwrap();
     let (mut due, mut left) = (Instant::now(), 0);
+    let mut woke = due;
     timer.set(Expiration::Interval(EVERY.into()), TimerSetTimeFlags::empty()).unwrap();
     for _ in 0..count {
         due += EVERY;
         if left == 0 {
+            let waits = Instant::now() < due;
             let mut expiries = [0; 8];
             rustix::io::read(&timer, &mut expiries).unwrap();
             left = u64::from_ne_bytes(expiries);
             woken.add(due.elapsed());
+            woke = if waits { Instant::now() } else { due };
         }
         left -= 1;
         echo();
-        times.add(due.elapsed());
+        // That we were woken late is not the daemon's fault, nor that of what it has to do with.
+        times.add(due.max(woke).elapsed());
     }
 }
 
