@@ -18,11 +18,11 @@ use self::watched::Watched;
 use crate::favour::Mode;
 use crate::journal::{Entry, Journal, Place, check_plain, take_back};
 use crate::layout::Hierarchy;
-use crate::policy::{COMPETITION_MIN, Ended, LEAST_NS, Wait};
+use crate::policy::{COMPETITION_MIN, Ended, Wait};
 use crate::process::{Identity, Stat, Thread};
-use crate::protocol::{Claim, Order, Report, VERSION};
+use crate::protocol::{Order, Report, VERSION};
 use crate::sys::{Class, set_class};
-use crate::vm::Vm;
+use crate::vm::{Vm, Wish};
 use crate::{BEAT, PRIORITY, SILENCE_MAX, WORKER_PRIORITY};
 
 /// How often a boost is looked at.
@@ -84,6 +84,17 @@ struct Worker {
     thread: Thread,
 }
 
+/// Of the other VMs on a VM's cores.
+#[derive(Debug)]
+struct Neighbours {
+    /// What they owe, and may come to owe by boosts that last.
+    unpaid_ns: u64,
+    none_has_boost: bool,
+    /// Some are favoured now, and have been for so long.
+    favoured: bool,
+    seen_ns: u64,
+}
+
 #[derive(Debug)]
 struct Booster {
     began: Instant,
@@ -131,7 +142,7 @@ impl Booster {
         if mode(Mode::Favoured) {
             let now = self.now();
             let boosts = self.vms.values().filter_map(|vm| vm.boost);
-            let until = boosts.map(|boost| boost.until.saturating_sub(now)).min();
+            let until = boosts.map(|boost| boost.wish.until.saturating_sub(now)).min();
             most = LOOK.min(Duration::from_nanos(until.unwrap_or(0)));
         }
         let timeout = Timespec { tv_sec: 0, tv_nsec: most.as_nanos().try_into()? };
@@ -189,9 +200,9 @@ impl Booster {
                 self.judged_at = None;
             }
             Order::Gone { vm } => self.forget(vm),
-            Order::Boost { vm, claim, for_us } => {
+            Order::Boost { vm, claim, for_us, taken } => {
                 let until = now.saturating_add(for_us.min(1_000_000) * 1000);
-                self.boost(now, vm, claim, until);
+                self.boost(now, vm, Wish { claim, until, taken });
             }
             Order::End { vm } => {
                 self.vms.get_mut(&vm).into_iter().for_each(|vm| vm.waits = None);
@@ -225,33 +236,36 @@ impl Booster {
     }
 
     /// A VM wants its core, or still does.
-    fn boost(&mut self, now: u64, number: u16, claim: Claim, until: u64) {
+    fn boost(&mut self, now: u64, number: u16, wish: Wish) {
         let waited = self.vms.get_mut(&number).is_some_and(|vm| vm.waits.take().is_some());
-        let (unpaid, alone, room) = self.neighbours_of(now, number);
         let n = self.competitors(number);
+        let around = self.neighbours_of(number);
         let Some(vm) = self.vms.get_mut(&number) else { return };
         let Some(account) = &mut vm.account else { return };
         if !account.numbers.refused.is_empty() {
             return;
         }
-        let mut allowance = account.allowance(now, claim, unpaid, alone);
-        if let Ok(allowed) = &mut allowance {
-            // Where nobody competes, nobody waits.
-            *allowed = if n < COMPETITION_MIN { *allowed } else { room.min(*allowed) };
-            if *allowed < LEAST_NS {
-                allowance = Err(Wait::Neighbours);
-            }
+        if vm.boost.is_none() && !around.favoured {
+            vm.row.pause(now);
         }
+        // Where nobody competes, nobody waits.
+        let row = if n < COMPETITION_MIN { u64::MAX } else { vm.row.room(now, around.seen_ns) };
+        let terms = (around.unpaid_ns, around.none_has_boost);
+        let allowance = account.allowance(now, wish.claim, terms, row);
         if let Some(boost) = &mut vm.boost {
-            (boost.claim, boost.until) = (claim, until);
+            boost.wish = wish;
             // Bytes may have more than a turn.
-            boost.allowance_ns = boost.allowance_ns.max(allowance.unwrap_or(0));
+            if let Ok(more) = allowance
+                && more.cpu_ns > boost.allowance.cpu_ns
+            {
+                boost.allowance = more;
+            }
             return;
         }
         match allowance {
             Err(wait) => {
                 if wait == Wait::Neighbours {
-                    vm.waits = Some((claim, until));
+                    vm.waits = Some(wish);
                 }
                 if !waited {
                     account.wait(wait);
@@ -259,7 +273,7 @@ impl Booster {
             }
             Ok(allowed) => {
                 vm.look_anew(self.hierarchy.as_ref());
-                match vm.begin(now, &mut self.journal, claim, until, allowed) {
+                match vm.begin(now, &mut self.journal, wish, allowed) {
                     Ok(()) => {
                         if let Some(account) = &mut vm.account {
                             account.numbers.boosts += 1;
@@ -282,14 +296,7 @@ impl Booster {
             let Some(vm) = self.vms.get_mut(&number) else { continue };
             match vm.mode {
                 Mode::Favoured => {
-                    if let Some(mut ended) = vm.check_boost(now) {
-                        let room = vm.account.as_mut().map(|account| {
-                            account.allowance(now, Claim::Bytes, 0, true).unwrap_or(0)
-                        });
-                        let seen = vm.boost.map_or(0, |boost| boost.seen_ns);
-                        if ended == Ended::Budget && room > Some(seen) {
-                            ended = Ended::Neighbours; // it was they who limited it
-                        }
+                    if let Some(ended) = vm.check_boost(now) {
                         self.end(now, number, ended);
                     }
                 }
@@ -302,9 +309,9 @@ impl Booster {
             }
         }
         let waits = self.vms.iter().filter_map(|(number, vm)| Some((*number, vm.waits?)));
-        for (number, (claim, until)) in waits.collect::<Vec<_>>() {
-            if now < until {
-                self.boost(now, number, claim, until);
+        for (number, wish) in waits.collect::<Vec<_>>() {
+            if now < wish.until {
+                self.boost(now, number, wish);
             } else if let Some(vm) = self.vms.get_mut(&number) {
                 vm.waits = None;
             }
@@ -326,7 +333,7 @@ impl Booster {
         let n = self.competitors(number);
         let Some(vm) = self.vms.get_mut(&number).filter(|vm| vm.boost.is_some()) else { return };
         if let Some(boost) = vm.boost.filter(|_| ended == Ended::Neighbours) {
-            vm.waits = Some((boost.claim, boost.until));
+            vm.waits = Some(boost.wish);
         }
         let used = match vm.end(now, &mut self.journal, ended, n) {
             Ok(used) => used,
@@ -338,14 +345,22 @@ impl Booster {
         }
     }
 
-    /// Of the other VMs on its cores: what they owe; whether none has boost; and how long its cores
-    /// may still be favoured in a row.
-    fn neighbours_of(&self, now: u64, number: u16) -> (u64, bool, u64) {
-        let Some(vm) = self.vms.get(&number) else { return (0, true, 0) };
+    /// The other VMs on its cores.
+    fn neighbours_of(&self, number: u16) -> Neighbours {
+        let mut all =
+            Neighbours { unpaid_ns: 0, none_has_boost: true, favoured: false, seen_ns: 0 };
+        let Some(vm) = self.vms.get(&number) else { return all };
         let others = self.vms.iter().filter(|(n, it)| **n != number && meet(&vm.cpus, &it.cpus));
-        let accounts: Vec<_> = others.filter_map(|(_, it)| it.account.as_ref()).collect();
-        let unpaid = accounts.iter().map(|account| account.debt_ns()).sum();
-        (unpaid, accounts.is_empty(), vm.row.room(now))
+        for (other, account) in others.filter_map(|(_, it)| Some((it, it.account.as_ref()?))) {
+            all.none_has_boost = false;
+            all.unpaid_ns += account.debt_ns();
+            if let Some(boost) = &other.boost {
+                all.favoured = true;
+                all.unpaid_ns += boost.allowance.cpu_ns;
+                all.seen_ns += boost.seen_ns;
+            }
+        }
+        all
     }
 
     /// How many want a core on which this VM may run, itself included.

@@ -48,11 +48,13 @@ pub enum Ended {
     TakenBack,
 }
 
-impl Ended {
-    /// While an application reads, the guest has acknowledged all that it was owed.
-    fn is_waste(self, claim: Claim) -> bool {
-        matches!(self, Self::Time | Self::Budget) && claim != Claim::Reading
-    }
+/// CPU time for which a VM may be favoured.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Allowance {
+    /// So much.
+    pub cpu_ns: u64,
+    /// Why a boost ends that has used it up.
+    pub limit: Ended,
 }
 
 /// Why a boost does not begin now.
@@ -109,8 +111,9 @@ impl Account {
         self.budget_ns
     }
 
-    /// CPU time for which a boost for `claim` may favour it now, on a core where `unpaid_ns` are
-    /// owed by others; `alone`: no other VM there has boost.
+    /// CPU time for which a boost for `claim` may favour it, from its beginning on, on a core where
+    /// others owe `unpaid_ns`, or will, and neighbours want their turn after `row_ns`; `alone`: no
+    /// other VM there has boost.
     ///
     /// # Errors
     /// It may not be favoured.
@@ -118,9 +121,9 @@ impl Account {
         &mut self,
         now: u64,
         claim: Claim,
-        unpaid_ns: u64,
-        alone: bool,
-    ) -> Result<u64, Wait> {
+        (unpaid_ns, alone): (u64, bool),
+        row_ns: u64,
+    ) -> Result<Allowance, Wait> {
         if now < self.rests_until {
             return Err(Wait::Rests);
         }
@@ -131,11 +134,12 @@ impl Account {
             return Err(Wait::Empty);
         }
         let limit = if alone { UNPAID_MAX_NS.max(self.budget_ns) } else { UNPAID_MAX_NS };
-        let room = limit.saturating_sub(unpaid_ns + self.debt_ns);
+        let room = limit.saturating_sub(unpaid_ns + self.debt_ns).min(row_ns);
         if room < LEAST_NS {
             return Err(Wait::Neighbours);
         }
-        Ok(tokens.min(room))
+        let limit = if room < tokens { Ended::Neighbours } else { Ended::Budget };
+        Ok(Allowance { cpu_ns: tokens.min(room), limit })
     }
 
     /// It ran for `cpu_ns` while it was favoured, with `n` competitors.
@@ -162,8 +166,9 @@ impl Account {
         self.debt_ns == 0
     }
 
-    /// A boost for `claim` ended.
-    pub fn end(&mut self, now: u64, ended: Ended, claim: Claim) {
+    /// A boost ended. `served`: the VM took some of what it was owed, so that time or an empty
+    /// budget did no more than limit it.
+    pub fn end(&mut self, now: u64, ended: Ended, served: bool) {
         let numbers = &mut self.numbers;
         match ended {
             Ended::Served | Ended::TakenBack => {}
@@ -175,7 +180,8 @@ impl Account {
         if ended == Ended::TakenBack {
             return;
         }
-        self.ends = self.ends << 1 | u32::from(ended.is_waste(claim));
+        let waste = matches!(ended, Ended::Time | Ended::Budget) && !served;
+        self.ends = self.ends << 1 | u32::from(waste);
         if self.ends.count_ones() > WASTE_MAX {
             self.ends = 0;
             self.rests_until = now + REST_NS;
@@ -204,8 +210,8 @@ impl Account {
     }
 }
 
-/// Favoured CPU time in a row on the cores of a VM, so that a neighbour waits at most
-/// [`ROW_MAX_NS`] longer.
+/// Favoured CPU time in a row on the cores of a VM, of all VMs there, so that a neighbour waits at
+/// most [`ROW_MAX_NS`] longer.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Row {
     favoured_ns: u64,
@@ -214,23 +220,25 @@ pub struct Row {
 }
 
 impl Row {
-    /// CPU time that may be favoured now; none while the neighbours have their turn.
+    /// Nobody there is favoured now. The neighbours may have had a slice: then the row is over.
+    pub fn pause(&mut self, now: u64) {
+        if now.saturating_sub(self.last_at) >= SLICE_NS {
+            self.favoured_ns = 0;
+        }
+    }
+
+    /// CPU time that a boost may have from its beginning on; none while the neighbours have their
+    /// turn. `others_ns`: that boosts of other VMs which last have had.
     #[must_use]
-    pub fn room(&self, now: u64) -> u64 {
+    pub const fn room(&self, now: u64, others_ns: u64) -> u64 {
         if now < self.turn_until {
             return 0;
         }
-        if now.saturating_sub(self.last_at) >= SLICE_NS {
-            return ROW_MAX_NS; // they have had one
-        }
-        ROW_MAX_NS.saturating_sub(self.favoured_ns)
+        ROW_MAX_NS.saturating_sub(self.favoured_ns + others_ns)
     }
 
-    /// So much was favoured until now, with `n` competitors.
+    /// A boost has ended that had so much, with `n` competitors.
     pub fn note(&mut self, now: u64, cpu_ns: u64, n: f64) {
-        if now.saturating_sub(self.last_at) >= SLICE_NS + cpu_ns {
-            self.favoured_ns = 0;
-        }
         self.favoured_ns += cpu_ns;
         self.last_at = now;
         if self.favoured_ns + LEAST_NS > ROW_MAX_NS {
@@ -283,15 +291,31 @@ mod tests {
         Account::new(0, Budget { cpu_us: 15_000, window_us: 90_000 })
     }
 
+    /// The allowance without a limit by a row.
+    fn allowed(
+        it: &mut Account,
+        now: u64,
+        claim: Claim,
+        unpaid_ns: u64,
+        alone: bool,
+    ) -> Result<u64, Wait> {
+        let allowance = it.allowance(now, claim, (unpaid_ns, alone), u64::MAX);
+        allowance.map(|it| it.cpu_ns)
+    }
+
     #[test]
     fn bst_02_a_budget_is_a_bucket_of_rate_b_by_w_and_depth_b() {
         let mut it = account();
-        assert_eq!(it.allowance(0, Claim::Bytes, 0, true), Ok(15 * MS));
+        assert_eq!(allowed(&mut it, 0, Claim::Bytes, 0, true), Ok(15 * MS));
         it.spend(0, 15 * MS, 1.0);
-        assert_eq!(it.allowance(0, Claim::Bytes, 0, true), Err(Wait::Empty));
-        assert_eq!(it.allowance(30 * MS, Claim::Bytes, 0, true), Ok(5 * MS));
-        assert_eq!(it.allowance(90 * MS, Claim::Bytes, 0, true), Ok(15 * MS));
-        assert_eq!(it.allowance(900 * MS, Claim::Bytes, 0, true), Ok(15 * MS), "no more than B");
+        assert_eq!(allowed(&mut it, 0, Claim::Bytes, 0, true), Err(Wait::Empty));
+        assert_eq!(allowed(&mut it, 30 * MS, Claim::Bytes, 0, true), Ok(5 * MS));
+        assert_eq!(allowed(&mut it, 90 * MS, Claim::Bytes, 0, true), Ok(15 * MS));
+        assert_eq!(
+            allowed(&mut it, 900 * MS, Claim::Bytes, 0, true),
+            Ok(15 * MS),
+            "no more than B"
+        );
         assert_eq!(it.numbers.favoured_us, 15_000);
     }
 
@@ -302,29 +326,29 @@ mod tests {
         for at in 0..30 * MS / 7 {
             it.refill(at * 7);
         }
-        assert_eq!(it.allowance(30 * MS, Claim::Bytes, 0, true).unwrap().div_ceil(MS), 5);
+        assert_eq!(allowed(&mut it, 30 * MS, Claim::Bytes, 0, true).unwrap().div_ceil(MS), 5);
     }
 
     #[test]
     fn bst_01_half_of_the_budget_is_for_bytes() {
         let mut it = account();
-        assert_eq!(it.allowance(0, Claim::Turn, 0, true), Ok(7_500_000));
+        assert_eq!(allowed(&mut it, 0, Claim::Turn, 0, true), Ok(7_500_000));
         it.spend(0, 7_500_000, 1.0);
-        assert_eq!(it.allowance(0, Claim::Turn, 0, true), Err(Wait::Empty));
-        assert_eq!(it.allowance(0, Claim::Bytes, 0, true), Ok(7_500_000));
-        assert_eq!(it.allowance(0, Claim::Reading, 0, true), Ok(7_500_000));
+        assert_eq!(allowed(&mut it, 0, Claim::Turn, 0, true), Err(Wait::Empty));
+        assert_eq!(allowed(&mut it, 0, Claim::Bytes, 0, true), Ok(7_500_000));
+        assert_eq!(allowed(&mut it, 0, Claim::Reading, 0, true), Ok(7_500_000));
     }
 
     #[test]
     fn bst_02_what_all_owe_on_a_core_is_bounded() {
         let mut it = account();
-        assert_eq!(it.allowance(0, Claim::Bytes, 12 * MS, false), Ok(8 * MS));
+        assert_eq!(allowed(&mut it, 0, Claim::Bytes, 12 * MS, false), Ok(8 * MS));
         it.spend(0, 8 * MS, 3.0);
         assert_eq!(it.debt_ns(), 8 * MS, "all of it");
-        assert_eq!(it.allowance(0, Claim::Bytes, 12 * MS, false), Err(Wait::Neighbours));
+        assert_eq!(allowed(&mut it, 0, Claim::Bytes, 12 * MS, false), Err(Wait::Neighbours));
         let mut alone = Account::new(0, Budget { cpu_us: 30_000, window_us: 90_000 });
-        assert_eq!(alone.allowance(0, Claim::Bytes, 0, true), Ok(30 * MS));
-        assert_eq!(alone.allowance(0, Claim::Bytes, 0, false), Ok(20 * MS));
+        assert_eq!(allowed(&mut alone, 0, Claim::Bytes, 0, true), Ok(30 * MS));
+        assert_eq!(allowed(&mut alone, 0, Claim::Bytes, 0, false), Ok(20 * MS));
     }
 
     #[test]
@@ -354,7 +378,7 @@ mod tests {
         let mut it = account();
         let wastes = |it: &mut Account, ended, times| {
             for _ in 0..times {
-                it.end(0, ended, Claim::Bytes);
+                it.end(0, ended, false);
             }
         };
         wastes(&mut it, Ended::Time, 4);
@@ -367,33 +391,71 @@ mod tests {
         assert_eq!(it.numbers.rests, 0);
         wastes(&mut it, Ended::Budget, 1);
         assert_eq!(it.numbers.rests, 1);
-        assert_eq!(it.allowance(REST_NS - 1, Claim::Bytes, 0, true), Err(Wait::Rests));
-        assert_eq!(it.allowance(REST_NS, Claim::Bytes, 0, true), Ok(15 * MS));
+        assert_eq!(allowed(&mut it, REST_NS - 1, Claim::Bytes, 0, true), Err(Wait::Rests));
+        assert_eq!(allowed(&mut it, REST_NS, Claim::Bytes, 0, true), Ok(15 * MS));
         let numbers = &it.numbers;
         assert_eq!((numbers.ended_by_time, numbers.ended_by_budget), (8, 5));
-        // Whose application reads has acknowledged everything: that was no waste.
+    }
+
+    #[test]
+    fn bst_01_a_boost_in_which_the_vm_took_some_of_what_it_was_owed_was_limited_and_not_waste() {
+        let mut it = account();
         for _ in 0..40 {
-            it.end(REST_NS, Ended::Budget, Claim::Reading);
+            it.end(0, Ended::Budget, true);
+            it.end(0, Ended::Time, true);
         }
-        assert_eq!((it.numbers.ended_by_budget, it.numbers.rests), (45, 1));
+        assert_eq!((it.numbers.ended_by_budget, it.numbers.ended_by_time), (40, 40));
+        assert_eq!(it.numbers.rests, 0);
+    }
+
+    #[test]
+    fn bst_02_a_boost_knows_what_limits_it() {
+        let mut it = account();
+        let mut limit = |unpaid_ns, row_ns| {
+            it.allowance(0, Claim::Bytes, (unpaid_ns, false), row_ns).map(|it| it.limit)
+        };
+        assert_eq!(limit(0, u64::MAX), Ok(Ended::Budget));
+        assert_eq!(limit(0, 14 * MS), Ok(Ended::Neighbours), "a row");
+        assert_eq!(limit(6 * MS, u64::MAX), Ok(Ended::Neighbours), "others' debts");
+        assert_eq!(limit(0, LEAST_NS - 1), Err(Wait::Neighbours));
+        it.spend(0, 13 * MS, 1.0);
+        // Its budget had less than the row when it began, whatever has come in since.
+        let allowance = it.allowance(0, Claim::Bytes, (0, false), 10 * MS);
+        assert_eq!(allowance, Ok(Allowance { cpu_ns: 2 * MS, limit: Ended::Budget }));
     }
 
     #[test]
     fn bst_02_after_ten_milliseconds_in_a_row_each_neighbour_has_a_slice() {
         let mut row = Row::default();
         let at = 100 * MS;
-        assert_eq!(row.room(at), ROW_MAX_NS);
+        row.pause(at);
+        assert_eq!(row.room(at, 0), ROW_MAX_NS);
         row.note(at + 6 * MS, 6 * MS, 3.0);
-        assert_eq!(row.room(at + 7 * MS), 4 * MS);
+        row.pause(at + 7 * MS);
+        assert_eq!(row.room(at + 7 * MS, 0), 4 * MS);
         row.note(at + 11 * MS, 4 * MS, 3.0);
-        assert_eq!(row.room(at + 11 * MS), 0);
-        assert_eq!(row.room(at + 19 * MS - 1), 0);
-        assert_eq!(row.room(at + 19 * MS), ROW_MAX_NS);
+        assert_eq!(row.room(at + 11 * MS, 0), 0);
+        assert_eq!(row.room(at + 19 * MS - 1, 0), 0);
+        row.pause(at + 19 * MS);
+        assert_eq!(row.room(at + 19 * MS, 0), ROW_MAX_NS);
         // A slice without a boost ends a row.
         row.note(at + 40 * MS, 6 * MS, 3.0);
-        assert_eq!(row.room(at + 44 * MS), ROW_MAX_NS);
-        row.note(at + 50 * MS, 6 * MS, 3.0);
-        assert_eq!(row.room(at + 50 * MS), 4 * MS);
+        row.pause(at + 44 * MS);
+        assert_eq!(row.room(at + 44 * MS, 0), ROW_MAX_NS);
+    }
+
+    #[test]
+    fn bst_02_a_boost_that_lasts_does_not_end_the_row_that_it_is_in() {
+        let mut row = Row::default();
+        let at = 100 * MS;
+        row.pause(at);
+        row.note(at + 6 * MS, 6 * MS, 3.0);
+        // The next one begins at once: it has 4 ms. After 4 ms of it an order comes once more.
+        row.pause(at + 7 * MS);
+        assert_eq!(row.room(at + 7 * MS, 0), 4 * MS);
+        assert_eq!(row.room(at + 11 * MS, 0), 4 * MS, "from its beginning on");
+        // And what others have meanwhile is of the same row.
+        assert_eq!(row.room(at + 11 * MS, 3 * MS), MS);
     }
 
     #[test]

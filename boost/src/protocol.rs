@@ -9,7 +9,7 @@ use nightporter_api::BoostAccount;
 use serde::{Deserialize, Serialize};
 
 /// Both sides must have this one.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Longest packet, in bytes.
 pub const PACKET_BYTES_MAX: usize = 4096;
 
@@ -73,6 +73,8 @@ pub enum Order {
         claim: Claim,
         /// For so long, from now on, in microseconds.
         for_us: u64,
+        /// A count that moves whenever the VM takes some of what it is owed; see there.
+        taken: u32,
     },
     /// It wants its core no longer.
     End {

@@ -8,23 +8,40 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 use crate::favour::{Mode, Vcpu, Weighed, weigh};
 use crate::journal::{Journal, check_plain};
 use crate::layout::{Hierarchy, Means};
-use crate::policy::{Account, Demand, Ended, Row, SLEEP_MAX_NS};
+use crate::policy::{Account, Allowance, Demand, Ended, Row, SLEEP_MAX_NS};
 use crate::process::{Process, Thread};
 use crate::protocol::{Budget, Claim};
+
+/// What a VM wants its core for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wish {
+    pub(crate) claim: Claim,
+    pub(crate) until: u64,
+    /// How often it has taken some of what it was owed.
+    pub(crate) taken: u32,
+}
 
 /// A boost that lasts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Boost {
-    pub(crate) claim: Claim,
-    pub(crate) until: u64,
+    pub(crate) wish: Wish,
     /// CPU time that it may take.
-    pub(crate) allowance_ns: u64,
+    pub(crate) allowance: Allowance,
+    /// [`Wish::taken`] at its beginning.
+    taken_before: u32,
     /// That it has taken, as far as its threads' states tell: accounts have the exact time.
     pub(crate) seen_ns: u64,
     pub(crate) looked_at: u64,
     pub(crate) awake_at: u64,
     /// CPU time of its threads at the beginning.
     used_before: u64,
+}
+
+impl Boost {
+    /// The VM took some of what it was owed. While its application reads it has taken all of it.
+    fn is_served(&self) -> bool {
+        self.wish.claim == Claim::Reading || self.wish.taken != self.taken_before
+    }
 }
 
 /// See the module doc.
@@ -51,7 +68,7 @@ pub(crate) struct Vm {
     pub(crate) mode: Mode,
     pub(crate) boost: Option<Boost>,
     /// What it wants, while its neighbours have a turn.
-    pub(crate) waits: Option<(Claim, u64)>,
+    pub(crate) waits: Option<Wish>,
     /// Since when it pays, and the CPU time of its threads then.
     paying: (u64, u64),
 }
@@ -188,9 +205,8 @@ impl Vm {
         &mut self,
         now: u64,
         journal: &mut Journal,
-        claim: Claim,
-        until: u64,
-        allowance_ns: u64,
+        wish: Wish,
+        allowance: Allowance,
     ) -> Result<(), String> {
         // Of several vCPUs those that could run; if all sleep, whichever is woken.
         let runnable = if self.vcpus.len() > 1 { self.runnable() } else { 0 };
@@ -210,9 +226,9 @@ impl Vm {
         }
         self.mode = Mode::Favoured;
         self.boost = Some(Boost {
-            claim,
-            until,
-            allowance_ns,
+            wish,
+            allowance,
+            taken_before: wish.taken,
             seen_ns: 0,
             looked_at: now,
             awake_at: now,
@@ -232,12 +248,12 @@ impl Vm {
         if runnable > 0 {
             boost.awake_at = now;
         }
-        if now >= boost.until {
-            let served = boost.claim == Claim::Reading;
+        if now >= boost.wish.until {
+            let served = boost.wish.claim == Claim::Reading;
             return Some(if served { Ended::Served } else { Ended::Time });
         }
-        if boost.seen_ns >= boost.allowance_ns {
-            return Some(Ended::Budget);
+        if boost.seen_ns >= boost.allowance.cpu_ns {
+            return Some(boost.allowance.limit);
         }
         (now.saturating_sub(boost.awake_at) > SLEEP_MAX_NS).then_some(Ended::Slept)
     }
@@ -260,7 +276,7 @@ impl Vm {
         let used = used.saturating_sub(boost.used_before);
         if let Some(account) = &mut self.account {
             account.spend(now, used, n);
-            account.end(now, ended, boost.claim);
+            account.end(now, ended, boost.is_served());
         }
         if !owed && owes(self) && ended != Ended::TakenBack {
             result = result.and(self.set(journal, Mode::Paying));

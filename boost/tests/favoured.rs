@@ -31,7 +31,7 @@ fn boosted() -> (Cgroup, Hog, Hog, Booster) {
     let mut booster = Booster::start();
     booster.adds_with(1, &hog, 1_000_000, None);
     booster.is_ready(1, "nice");
-    booster.says(&Order::Boost { vm: 1, claim: Claim::Bytes, for_us: 1_000_000 });
+    booster.says(&Order::Boost { vm: 1, claim: Claim::Bytes, for_us: 1_000_000, taken: 0 });
     booster.until("it is favoured", || hog.class() == FAVOURED);
     (cgroup, other, hog, booster)
 }
@@ -41,7 +41,7 @@ fn boosted() -> (Cgroup, Hog, Hog, Booster) {
 fn bst_04_a_vm_is_favoured_and_pays_back_and_is_as_before() {
     let (_cgroup, other, hog, mut booster) = compete();
     let begin = Instant::now();
-    booster.says(&Order::Boost { vm: 1, claim: Claim::Bytes, for_us: 1_000_000 });
+    booster.says(&Order::Boost { vm: 1, claim: Claim::Bytes, for_us: 1_000_000, taken: 0 });
     // Ten milliseconds in a row, then its neighbours have a turn: it pays.
     booster.until("it pays", || hog.class() == (0, 19));
     booster.until("it has paid", || hog.class() == NORMAL);
@@ -115,7 +115,7 @@ fn bst_03_a_daemon_that_stands_leaves_nobody_favoured_or_paying() {
     (3..).zip(&many).for_each(|(vm, hog)| booster.adds(vm, hog));
     booster.account(1, |it| it.competitors_percent > 1200);
     for stands in [false, true] {
-        booster.says(&Order::Boost { vm: 1, claim: Claim::Bytes, for_us: 1_000_000 });
+        booster.says(&Order::Boost { vm: 1, claim: Claim::Bytes, for_us: 1_000_000, taken: 0 });
         booster.until("it pays", || hog.class() == (0, 19));
         let begin = Instant::now();
         if stands {
@@ -153,7 +153,7 @@ fn bst_04_a_cgroup_of_its_own_is_boosted_by_weight() {
     booster.is_ready(1, "weight");
     let shares = || cgroups[0].reads("cpu.shares");
     for signal in [None, Some(Signal::SIGKILL)] {
-        booster.says(&Order::Boost { vm: 1, claim: Claim::Bytes, for_us: 1_000_000 });
+        booster.says(&Order::Boost { vm: 1, claim: Claim::Bytes, for_us: 1_000_000, taken: 0 });
         booster.until("it is favoured", || shares() == "262144");
         match signal {
             None => booster.until("it has paid", || shares() == "512"),
@@ -184,7 +184,7 @@ fn bst_03_what_is_not_boosted_says_why() {
     booster.is_ready(1, "weight");
     cgroup.writes("cpu.cfs_quota_us", "50000");
     booster.is_refused(1, "has a CPU quota");
-    booster.says(&Order::Boost { vm: 1, claim: Claim::Bytes, for_us: 1_000_000 });
+    booster.says(&Order::Boost { vm: 1, claim: Claim::Bytes, for_us: 1_000_000, taken: 0 });
     cgroup.writes("cpu.cfs_quota_us", "-1");
     booster.is_ready(1, "weight");
     assert_eq!(booster.account(1, |_| true).boosts, 0);
@@ -199,7 +199,7 @@ fn bst_03_a_cgroup_that_refuses_real_time_is_a_refusal() {
     booster.adds(1, &hog);
     booster.adds(2, &other);
     booster.is_ready(1, "nice");
-    booster.says(&Order::Boost { vm: 1, claim: Claim::Bytes, for_us: 1_000_000 });
+    booster.says(&Order::Boost { vm: 1, claim: Claim::Bytes, for_us: 1_000_000, taken: 0 });
     booster.is_refused(1, "the kernel refuses a real-time class here");
     assert_eq!(hog.class(), NORMAL);
 }
@@ -236,4 +236,28 @@ fn bst_05_threads_without_a_name_are_found_in_a_cgroup() {
     booster.is_refused(1, "has no thread of process");
     booster.adds_in(1, &hog, cgroup.name());
     booster.is_ready(1, "weight");
+}
+
+#[test]
+#[ignore = "root, cgroups"]
+fn bst_01_a_budget_that_ends_a_boost_is_waste_only_where_the_vm_took_nothing() {
+    let cgroup = Cgroup::new(Some(400_000));
+    let (hog, _other) = (Hog::new(&cgroup), Hog::waiting("other", Some(&cgroup)));
+    let mut booster = Booster::start();
+    booster.adds_with(1, &hog, 2_000, None);
+    booster.is_ready(1, "nice");
+    let boost = |taken| Order::Boost { vm: 1, claim: Claim::Bytes, for_us: 1_000_000, taken };
+    for (takes, rests) in [(1, 0), (0, 1)] {
+        let before = booster.account(1, |_| true).ended_by_budget;
+        for nth in 1..=10 {
+            booster.says(&boost(0));
+            booster.says(&boost(takes));
+            let account =
+                booster.account(1, |it| it.ended_by_budget >= before + nth || it.rests > 0);
+            if account.rests > 0 {
+                break;
+            }
+        }
+        assert_eq!(booster.account(1, |_| true).rests, rests, "takes {takes}");
+    }
 }

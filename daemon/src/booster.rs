@@ -26,7 +26,8 @@ use rustix::net::{
 use crate::config::{Config, VmConfig};
 use crate::token::{Token, watch_for};
 
-/// While a guest has yet to see a frame, whether it has is looked at so often.
+/// While a guest has yet to see a frame, whether it has is looked at so often; and so often at most
+/// is told that it takes what it is owed.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 /// An end that moves by less is not told.
 const STEP: Duration = Duration::from_millis(5);
@@ -44,6 +45,7 @@ struct Known {
     pid: i32,
     /// What the booster was told last.
     told: Option<wanting::Want>,
+    told_at: Instant,
     account: Option<BoostAccount>,
 }
 
@@ -128,6 +130,7 @@ impl Booster {
                     vcpu_cgroup: None,
                     pid: 0,
                     told: None,
+                    told_at: Instant::ZERO,
                     account: None,
                 });
                 self.vms.len() - 1
@@ -232,6 +235,7 @@ impl Booster {
                 continue;
             }
             let (vm, told) = (known.port.0, known.told.filter(|told| told.until > now));
+            let again_at = known.told_at + LOOK_INTERVAL;
             let want = engine.poll_want(now, known.port);
             if want.is_some_and(|want| want.claim == wanting::Claim::Turn) {
                 self.look_at = Some(now + LOOK_INTERVAL);
@@ -239,18 +243,23 @@ impl Booster {
             let order = match (want, told) {
                 (None, None) => None,
                 (None, Some(_)) => Some(Order::End { vm }),
-                (Some(want), told) if is_news(want, told) => {
+                (Some(want), told) if is_news(want, told, now >= again_at) => {
                     let claim = match want.claim {
                         wanting::Claim::Bytes => Claim::Bytes,
                         wanting::Claim::Reading => Claim::Reading,
                         wanting::Claim::Turn => Claim::Turn,
                     };
                     let for_us = want.until.since(now).as_nanos() / 1000;
-                    Some(Order::Boost { vm, claim, for_us })
+                    Some(Order::Boost { vm, claim, for_us, taken: want.taken })
                 }
-                (Some(_), _) => continue,
+                (Some(want), told) => {
+                    if told.is_some_and(|told| told.taken != want.taken) {
+                        self.look_at = self.look_at.into_iter().chain([again_at]).min();
+                    }
+                    continue;
+                }
             };
-            self.vms[at].told = want;
+            (self.vms[at].told, self.vms[at].told_at) = (want, now);
             if let Some(order) = order {
                 self.send(&order);
             }
@@ -276,9 +285,11 @@ impl Booster {
     }
 }
 
-/// The booster has to be told.
-fn is_news(want: wanting::Want, told: Option<wanting::Want>) -> bool {
+/// The booster has to be told. `is_due`: also that the VM takes what it is owed.
+fn is_news(want: wanting::Want, told: Option<wanting::Want>, is_due: bool) -> bool {
     told.is_none_or(|told| {
-        want.claim != told.claim || want.until < told.until || want.until.since(told.until) >= STEP
+        let (claim, taken) = (want.claim != told.claim, want.taken != told.taken);
+        let until = want.until < told.until || want.until.since(told.until) >= STEP;
+        claim || until || taken && is_due
     })
 }

@@ -224,7 +224,7 @@ impl Relay {
             let for_us = u64::try_from(self.hold.as_micros())?;
             self.note_boost();
             // A boost that ends with its time would count as waste.
-            self.tell(&Order::Boost { vm, claim: Claim::Reading, for_us })?;
+            self.tell(&Order::Boost { vm, claim: Claim::Reading, for_us, taken: 0 })?;
         }
         Ok(())
     }

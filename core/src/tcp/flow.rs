@@ -32,6 +32,7 @@ pub use crate::tcp::state::{State, Why};
 use crate::tcp::template::Template;
 use crate::tcp::timers::Timers;
 use crate::tcp::timestamps::TimestampState;
+use crate::tcp::wanting::Owed;
 use crate::tcp::{Ended, Fate, FlowContext};
 use crate::time::Instant;
 use crate::wire::seq::Seq;
@@ -242,12 +243,12 @@ impl Flow {
         self.receiver.next().saturating_sub(self.sender.una())
     }
 
-    /// G owes the acknowledgement of bytes that were acknowledged early, and whether it has room
-    /// for them (BST-01). `None`: of no such byte.
-    pub(crate) fn owed_bytes(&self) -> Option<bool> {
+    /// G owes the acknowledgement of bytes that were acknowledged early (BST-01). `None`: of no
+    /// such byte.
+    pub(crate) fn owed_bytes(&self) -> Option<Owed> {
         let (una, shown) = (self.sender.una(), self.receiver.acks.sent());
         let owed = self.standing.is_live() && una < shown.min(self.receiver.next());
-        owed.then(|| una < self.sender.edge())
+        owed.then(|| Owed { acknowledged: una, has_room: una < self.sender.edge() })
     }
 
     /// R's bytes are acknowledged late (LIFE-12).

@@ -14,6 +14,9 @@
 //!
 //! Either ends [`T_WANTING`] after the last such event. Frames to groups, UDP, ICMP and other SYNs
 //! are no events. Bytes for which G shows no room are not owed: G's application waits, not G.
+//!
+//! Whether a VM uses the time is said by what G takes meanwhile: a boost in which G took nothing of
+//! what it was owed was waste ([`Want::taken`]).
 
 use crate::flow::table::FlowId;
 use crate::limits::{ACCEPTING_PORTS, T_ACCEPTED, T_READING, T_WANTING, WANTING_FLOWS};
@@ -30,6 +33,15 @@ pub enum Claim {
     Turn,
 }
 
+/// What G owes the acknowledgement of on one flow: bytes that were acknowledged early.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Owed {
+    /// G has acknowledged everything before this offset.
+    pub(crate) acknowledged: u64,
+    /// G has room for them.
+    pub(crate) has_room: bool,
+}
+
 /// A VM wants its core.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Want {
@@ -37,13 +49,17 @@ pub struct Want {
     pub claim: Claim,
     /// It ends then, if nothing happens before.
     pub until: Instant,
+    /// A count that moves whenever G has acknowledged bytes that it was owed or, if it was owed
+    /// none, has seen everything that it was given.
+    pub taken: u32,
 }
 
 /// See the module doc.
 #[derive(Debug)]
 pub struct Wanting {
-    /// Flows with data that G has not acknowledged yet, the last ones.
-    flows: Vec<FlowId>,
+    /// Flows with data that G has not acknowledged yet, the last ones, and what each had
+    /// acknowledged at the last [`Self::poll`].
+    flows: Vec<(FlowId, Option<u64>)>,
     /// Some of them were owed bytes at the last [`Self::poll`].
     owed: bool,
     /// The last data.
@@ -54,6 +70,8 @@ pub struct Wanting {
     reading_until: Instant,
     /// Since when G has seen everything, of which it answers the last.
     seen_at: Option<Instant>,
+    /// See [`Want::taken`].
+    taken: u32,
     /// Ports at which G accepted, and when; a port has one place, by its low bits.
     accepting: [(u16, Instant); ACCEPTING_PORTS],
 }
@@ -67,6 +85,7 @@ impl Default for Wanting {
             turn_at: None,
             reading_until: Instant::ZERO,
             seen_at: None,
+            taken: 0,
             accepting: [(0, Instant::ZERO); ACCEPTING_PORTS],
         }
     }
@@ -75,11 +94,11 @@ impl Default for Wanting {
 impl Wanting {
     /// New data of R is held for this flow in `On`.
     pub(super) fn on_data(&mut self, now: Instant, id: FlowId) {
-        if !self.flows.contains(&id) {
+        if !self.flows.iter().any(|&(known, _)| known == id) {
             if self.flows.len() == WANTING_FLOWS {
                 self.flows.remove(0);
             }
-            self.flows.push(id);
+            self.flows.push((id, None));
         }
         self.data_at = Some(now);
         self.on_turn(now);
@@ -105,7 +124,7 @@ impl Wanting {
 
     /// What the VM wants now. To be called at the end of a turn, when flows know what they owe.
     /// `has_seen_all`: G has seen everything that it was given; `owed`: [`Flow::owed_bytes`] of a
-    /// flow, `None` if there is no such flow any more.
+    /// flow, `None` also if there is no such flow any more.
     ///
     /// [`Flow::owed_bytes`]: crate::tcp::flow::Flow::owed_bytes
     #[must_use]
@@ -113,36 +132,42 @@ impl Wanting {
         &mut self,
         now: Instant,
         has_seen_all: bool,
-        owed: impl Fn(FlowId) -> Option<bool>,
+        owed: impl Fn(FlowId) -> Option<Owed>,
     ) -> Option<Want> {
         let was_owed = std::mem::take(&mut self.owed) | !self.flows.is_empty();
-        self.flows.retain(|&id| {
-            let owed = owed(id);
-            self.owed |= owed == Some(true);
+        let mut takes = false;
+        self.flows.retain_mut(|(id, known)| {
+            let owed = owed(*id);
+            let before = std::mem::replace(known, owed.map(|owed| owed.acknowledged));
+            self.owed |= owed.is_some_and(|owed| owed.has_room);
+            takes |= owed.is_none() || before.is_some() && before < *known;
             owed.is_some()
         });
         let until = |at: Instant| Some(at + T_WANTING).filter(|&until| now < until);
-        if has_seen_all && self.turn_at.is_some() {
-            self.seen_at.get_or_insert(now);
+        if has_seen_all && self.turn_at.is_some() && self.seen_at.is_none() {
+            self.seen_at = Some(now);
+            takes |= self.flows.is_empty();
         }
+        self.taken = self.taken.wrapping_add(takes.into());
+        let taken = self.taken;
         if self.seen_at.is_some_and(|at| now >= at + T_READING) {
             (self.turn_at, self.seen_at) = (None, None);
         }
         let turn = self.turn_at.and_then(until);
-        let turn = turn.map(|until| Want { claim: Claim::Turn, until });
+        let turn = turn.map(|until| Want { claim: Claim::Turn, until, taken });
         let data_until = self.data_at.and_then(until);
         let Some(data_until) = data_until else {
             return turn;
         };
         if self.owed {
-            return Some(Want { claim: Claim::Bytes, until: data_until });
+            return Some(Want { claim: Claim::Bytes, until: data_until, taken });
         }
         if was_owed && self.flows.is_empty() {
             self.reading_until = now + T_READING;
         }
         let until = self.reading_until.min(data_until);
         if (self.turn_at.is_none() || self.seen_at.is_some()) && now < until {
-            return Some(Want { claim: Claim::Reading, until });
+            return Some(Want { claim: Claim::Reading, until, taken });
         }
         turn
     }

@@ -47,6 +47,43 @@ fn bst_01_bytes_acknowledged_early_are_owed_until_the_guest_has_acknowledged_the
     assert_eq!(wants(&w), None);
 }
 
+/// How often the VM has taken some of what it was owed.
+fn taken(w: &World<'_>) -> u32 {
+    w.engine(|engine, now| engine.poll_want(now, GUEST)).unwrap().taken
+}
+
+#[test]
+fn bst_01_what_the_guest_takes_of_what_it_is_owed_is_told() {
+    let (w, r, g) = begins(&Setup::new());
+    g.stops(8);
+    r.sends("1001:2001");
+    let before = taken(&w);
+    r.sends("2001:3001");
+    w.after_ms(10);
+    assert_eq!(taken(&w), before, "it took nothing");
+    g.runs();
+    assert_eq!(taken(&w), before, "nor did it by seeing frames");
+    g.sends("ack 2001");
+    assert_eq!(taken(&w), before + 1, "a part");
+    g.sends("ack 3001");
+    assert_eq!(taken(&w), before + 2, "the rest");
+    assert_eq!(taken(&w), before + 2);
+}
+
+#[test]
+fn bst_01_a_guest_that_is_owed_no_bytes_takes_what_it_sees() {
+    let (w, r, g) = begins(&Setup::new());
+    g.sends("1:1001 ack 1001");
+    g.stops(8);
+    r.sends("1001 ack 1001");
+    let before = taken(&w);
+    w.after_ms(10);
+    assert_eq!(taken(&w), before);
+    g.runs();
+    assert_eq!(taken(&w), before + 1);
+    assert_eq!(taken(&w), before + 1);
+}
+
 #[test]
 fn bst_01_a_guest_that_does_not_acknowledge_wants_its_core_for_50_ms() {
     let (w, r, g) = begins(&Setup::new());

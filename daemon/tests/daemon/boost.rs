@@ -71,7 +71,7 @@ impl Booster {
     /// The next order is to boost the guest for `claim`, for at most so long.
     fn hears_boost(&self, claim: Claim, most_us: u64) {
         match self.hears() {
-            Order::Boost { vm, claim: is, for_us } => {
+            Order::Boost { vm, claim: is, for_us, .. } => {
                 assert_eq!((vm, is), (self.vm, claim));
                 assert!((1..=most_us).contains(&for_us), "{for_us} us");
             }
