@@ -18,7 +18,7 @@ use self::watched::Watched;
 use crate::favour::Mode;
 use crate::journal::{Entry, Journal, Place, check_plain, take_back};
 use crate::layout::Hierarchy;
-use crate::policy::{COMPETITION_MIN, Ended, Wait};
+use crate::policy::{Ended, Wait};
 use crate::process::{Identity, Stat, Thread};
 use crate::protocol::{Order, Report, VERSION};
 use crate::sys::{Class, set_class};
@@ -238,7 +238,6 @@ impl Booster {
     /// A VM wants its core, or still does.
     fn boost(&mut self, now: u64, number: u16, wish: Wish) {
         let waited = self.vms.get_mut(&number).is_some_and(|vm| vm.waits.take().is_some());
-        let n = self.competitors(number);
         let around = self.neighbours_of(number);
         let Some(vm) = self.vms.get_mut(&number) else { return };
         let Some(account) = &mut vm.account else { return };
@@ -248,8 +247,8 @@ impl Booster {
         if vm.boost.is_none() && !around.favoured {
             vm.row.pause(now);
         }
-        // Where nobody competes, nobody waits.
-        let row = if n < COMPETITION_MIN { u64::MAX } else { vm.row.room(now, around.seen_ns) };
+        // Also where nobody competes now: a neighbour may wake.
+        let row = vm.row.room(now, around.seen_ns);
         let terms = (around.unpaid_ns, around.none_has_boost);
         let allowance = account.allowance(now, wish.claim, terms, row);
         if let Some(boost) = &mut vm.boost {

@@ -294,7 +294,7 @@ impl Overlay {
         let narrow = self.narrow.iter();
         let narrow = narrow.filter_map(|(was, mtu, until)| Some((place(*was)?, *mtu, *until)));
         self.narrow = narrow.collect();
-        self.probes.clear(); // their peers may have other places
+        self.probes.renumber(place);
         // As a rule one has come behind the others.
         if before.iter().any(|(_, id)| place(*id) != Some(*id)) {
             self.stations.renumber(place);

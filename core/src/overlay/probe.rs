@@ -9,8 +9,8 @@
 //! 1. A probe leaves beside a frame for its peer, if one is due: without traffic there are none.
 //! 2. A peer that has never answered one is none of ours. It is asked again every [`PATH_MTU_AGE`].
 //! 3. First comes a short probe, which says that the peer answers, then one of the whole width. If
-//!    that is lost [`PROBE_TRIES`] times, the path is as narrow as the short one until a search by
-//!    halves finds more.
+//!    that is lost [`PROBE_TRIES`] times, and the short one is answered once more, the path is as
+//!    narrow as the short one until a search by halves finds more.
 //! 4. A path that takes all is looked at every [`PROBE_INTERVAL`], a narrow one every
 //!    [`PATH_MTU_AGE`]; either at once if ICMP speaks of it.
 //!
@@ -60,7 +60,9 @@ impl Probe {
         let size = u16::from_be_bytes([head[SIZE_AT], head[SIZE_AT + 1]]);
         let nonce = head.last_chunk().map_or(0, |nonce| u64::from_be_bytes(*nonce));
         let is_answer = head[KIND_AT] == ANSWERS;
-        let is_whole = is_answer || frame.len() == ETHERNET + usize::from(size);
+        // No question is shorter than its answer (SEC-07).
+        let is_whole =
+            is_answer || frame.len() == ETHERNET + usize::from(size) && frame.len() >= FRAME_MIN;
         (is_whole && (is_answer || head[KIND_AT] == ASKS)).then_some(Self {
             is_answer,
             size,
@@ -96,7 +98,10 @@ struct Path {
     /// Of this search: what was answered, and the least that was lost.
     fits: u16,
     lost: Option<u16>,
-    /// The width that a search has found, if it is less than the configured one.
+    /// A size that was lost: whether it was too long, or the peer is away, the answer to the probe
+    /// in question tells.
+    doubted: Option<u16>,
+    /// The width that is known, if it is less than the configured one.
     narrow: Option<u16>,
     /// When there is something to do.
     due: Instant,
@@ -110,6 +115,11 @@ impl Probes {
     /// Nothing is known any more.
     pub(super) fn clear(&mut self) {
         self.0.clear();
+    }
+
+    /// Peers have other places now; `None`: one is gone.
+    pub(super) fn renumber(&mut self, place: impl Fn(PeerId) -> Option<PeerId>) {
+        self.0.retain_mut(|path| place(path.peer).map(|now| path.peer = now).is_some());
     }
 
     /// The narrowest known width of these paths: of one peer's, or of all.
@@ -138,7 +148,7 @@ impl Probes {
             return None;
         }
         let size = *path.asked.get_or_insert_with(|| {
-            (path.fits, path.lost) = (0, None);
+            (path.fits, path.lost, path.doubted) = (0, None, None);
             PROBE_BASE.min(mtu)
         });
         if path.tries == 0 {
@@ -152,16 +162,23 @@ impl Probes {
     /// `peer` has answered.
     pub(super) fn handle_answer(&mut self, now: Instant, peer: PeerId, answer: Probe, mtu: u16) {
         let path = self.path(now, peer);
+        if !answer.is_answer && !path.answers && path.asked.is_none() {
+            path.due = path.due.min(now + PROBE_INTERVAL); // it is one of ours, and was away
+        }
         let is_due = answer.is_answer && path.tries > 0 && answer.nonce == path.nonce;
         if !is_due || path.asked != Some(answer.size) {
             return;
         }
         path.answers = true;
         path.fits = answer.size;
-        if path.fits >= mtu {
+        if let Some(lost) = path.doubted.take() {
+            path.lost = Some(lost);
+            // That more than the known width is lost is no news.
+            path.narrow = path.narrow.filter(|&narrow| narrow < lost).or(Some(path.fits));
+        } else if path.fits >= mtu {
             path.narrow = None;
         } else if path.lost.is_some() {
-            path.narrow = Some(path.fits);
+            path.narrow = Some(path.narrow.map_or(path.fits, |narrow| narrow.max(path.fits)));
         }
         path.go_on(now, mtu);
     }
@@ -186,6 +203,7 @@ impl Probes {
                 tries: 0,
                 fits: 0,
                 lost: None,
+                doubted: None,
                 narrow: None,
                 due: now,
             });
@@ -200,14 +218,18 @@ impl Path {
     fn lose(&mut self, now: Instant) {
         let asked = self.asked.take().unwrap_or(0);
         self.tries = 0;
-        if self.fits == 0 {
-            // It answers nothing, long or short: it is none of ours, or it is away.
-            self.due = now + PATH_MTU_AGE;
+        if self.fits > 0 && self.doubted.is_none() {
+            (self.doubted, self.asked, self.due) = (Some(asked), Some(self.fits), now);
             return;
         }
-        self.lost = Some(asked);
-        self.narrow = Some(self.fits);
-        self.go_on(now, asked);
+        // It answers nothing, long or short: it is none of ours, or it is away. Of one that has
+        // answered before that is known when it does not answer the next time, either.
+        self.doubted = None;
+        if core::mem::take(&mut self.answers) {
+            self.due = now + PROBE_INTERVAL;
+        } else {
+            (self.narrow, self.due) = (None, now + PATH_MTU_AGE);
+        }
     }
 
     /// The next size of a search that looks for `mtu`, or its end.
@@ -217,7 +239,10 @@ impl Path {
         (self.asked, self.due) = match self.lost {
             None if left == 0 => (None, now + PROBE_INTERVAL),
             None => (Some(mtu), now),
-            Some(_) if left <= PROBE_STEP => (None, now + PATH_MTU_AGE),
+            Some(_) if left <= PROBE_STEP => {
+                self.narrow = Some(self.fits);
+                (None, now + PATH_MTU_AGE)
+            }
             Some(_) => (Some(self.fits + left / 2), now),
         };
     }
@@ -321,11 +346,70 @@ mod tests {
 
     #[test]
     fn one_of_ours_that_goes_away_makes_no_path_narrow() {
-        let mut world = World::new(MTU, true);
+        // At once, and between its answers to the short probe and to the long one.
+        for before in [Duration::from_secs(10), Duration::from_millis(100)] {
+            let mut world = World::new(MTU, true);
+            world.runs(before);
+            world.takes = 0;
+            for _ in 0..600 {
+                world.runs(Duration::from_secs(1));
+                assert_eq!(world.width(), MTU);
+            }
+        }
+    }
+
+    #[test]
+    fn one_that_answers_no_more_is_none_of_ours_any_more() {
+        let mut world = World::new(1400, true);
+        world.runs(Duration::from_secs(60));
+        assert!(world.width() <= 1400 && world.probes.suspect(world.now, PEER));
+        world.is_ours = false;
+        world.runs(PATH_MTU_AGE.saturating_mul(3));
+        assert!(!world.probes.suspect(world.now, PEER), "ICMP is believed again");
+        assert_eq!(world.width(), MTU, "and nothing else says that it is narrow");
+    }
+
+    #[test]
+    fn a_question_shows_that_a_peer_is_one_of_ours_after_all() {
+        let mut world = World::new(1400, false);
         world.runs(Duration::from_secs(10));
-        world.takes = 0;
-        world.runs(PATH_MTU_AGE);
-        assert_eq!(world.width(), MTU);
+        world.is_ours = true;
+        let question = Probe { is_answer: false, size: PROBE_BASE, nonce: 1 };
+        for _ in 0..3 {
+            world.probes.handle_answer(world.now, PEER, question, MTU);
+        }
+        assert_eq!(world.sent.len(), usize::from(PROBE_TRIES), "not at once");
+        world.runs(PROBE_INTERVAL + Duration::from_secs(5));
+        assert!(world.width() <= 1400);
+    }
+
+    #[test]
+    fn a_path_that_is_looked_at_again_does_not_become_narrower_meanwhile() {
+        let mut world = World::new(1400, true);
+        world.runs(Duration::from_secs(60));
+        let width = world.width();
+        assert!(width > PROBE_BASE);
+        for _ in 0..7000 {
+            world.runs(Duration::from_millis(100));
+            assert!((width - PROBE_STEP..=1400).contains(&world.width()), "{}", world.width());
+        }
+    }
+
+    #[test]
+    fn sec_07_no_question_is_shorter_than_its_answer() {
+        let question = |size| Probe { is_answer: false, size, nonce: 1 }.emit();
+        assert!(Probe::parse(&question(45)).is_none() && Probe::parse(&question(46)).is_some());
+    }
+
+    #[test]
+    fn what_is_known_goes_with_a_peer_to_its_new_place() {
+        let mut world = World::new(1400, true);
+        world.runs(Duration::from_secs(60));
+        let width = world.width();
+        world.probes.renumber(|PeerId(at)| Some(PeerId(at + 1)));
+        assert_eq!(world.probes.narrow(Some(PeerId(4))), Some(width));
+        world.probes.renumber(|_| None);
+        assert_eq!(world.probes.narrow(None), None);
     }
 
     #[test]
