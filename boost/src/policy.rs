@@ -29,7 +29,7 @@ pub const WASTE_MAX: u32 = 8;
 /// No boost for so long after that.
 pub const REST_NS: u64 = 10_000_000_000;
 /// Fewer competitors than this are none.
-pub const COMPETITION_MIN: f64 = 1.05;
+const COMPETITION_MIN: f64 = 1.05;
 
 /// Why a boost ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -175,8 +175,7 @@ fn look(now: Instant, turn: u64, until: Until, noticed: &mut u64) -> Look {
 }
 
 /// From now on the calling thread is watched, through that eye, and `supervisor` told about it.
-/// `interrupt` interrupts other calls that
-/// wait for too long. Errors: there can be no more threads.
+/// `interrupt` interrupts other calls that wait for too long. Errors: there can be no more threads.
 pub(crate) fn start(
     supervisor: Option<Arc<Supervisor>>,
     eye: Option<Eye>,

@@ -246,8 +246,14 @@ impl Overlay {
         self.narrow.push((peer, mtu, now + PATH_MTU_AGE));
     }
 
-    /// A frame leaves for `peer`: the datagram that leaves beside it to find out what the path
-    /// takes, if it is time for one.
+    /// A frame leaves for `peer`, and it is time to look at its path: [`Self::poll_probe`].
+    #[must_use]
+    pub fn is_probe_due(&self, now: Instant, peer: PeerId) -> bool {
+        self.probes.is_due(now, peer)
+    }
+
+    /// The datagram that leaves beside a frame for `peer` to find out what the path takes, if it is
+    /// time for one.
     #[must_use]
     pub fn poll_probe(&mut self, now: Instant, peer: PeerId) -> Option<Vec<u8>> {
         let Self { hasher, probed, .. } = self;
@@ -257,6 +263,12 @@ impl Overlay {
         };
         let frame = self.probes.poll(now, peer, self.mtu, nonce)?;
         Some([&vxlan::emit(self.vni)[..], &frame].concat())
+    }
+
+    /// A datagram of a peer is a probe, or answers one: it is for [`Self::handle_probe`].
+    #[must_use]
+    pub fn is_probe(datagram: &[u8]) -> bool {
+        datagram.get(vxlan::LEN..).is_some_and(|frame| Probe::parse(frame).is_some())
     }
 
     /// Takes a datagram of a peer if it is a probe, or answers one; then [`Self::handle_datagram`]

@@ -128,6 +128,12 @@ impl Probes {
         self.0.iter().filter(of).filter_map(|path| path.narrow).min()
     }
 
+    /// There is something to do for `peer`.
+    pub(super) fn is_due(&self, now: Instant, peer: PeerId) -> bool {
+        let path = self.0.iter().find(|path| path.peer == peer);
+        path.is_none_or(|path| now >= path.due)
+    }
+
     /// A frame leaves for `peer`, whose path should take `mtu` bytes: the probe that goes with it,
     /// if one is due. `nonce`: a number that nobody else knows.
     pub(super) fn poll(

@@ -27,6 +27,11 @@ pub struct OpenError {
 }
 
 impl OpenError {
+    /// One that may go by itself.
+    fn of(config: &UplinkConfig, what: String, fix: String) -> Self {
+        Self { name: config.name.clone(), what, fix, is_busy: false, is_final: false }
+    }
+
     /// Without the fix.
     pub(crate) fn what(&self) -> &str {
         &self.what
@@ -44,13 +49,7 @@ pub(crate) fn open_file(config: &UplinkConfig, is_new: bool) -> Result<(File, u3
 
 fn open_tap(config: &UplinkConfig, is_new: bool) -> Result<(File, u32), OpenError> {
     let UplinkConfig { ifname, create, bridge, .. } = config;
-    let error = |what: String, fix: String| OpenError {
-        name: config.name.clone(),
-        what,
-        fix,
-        is_busy: false,
-        is_final: false,
-    };
+    let error = |what: String, fix: String| OpenError::of(config, what, fix);
     let make = format!("ip tuntap add dev {ifname} mode tap vnet_hdr && ip link set {ifname} up");
     if !create && if_nametoindex(ifname.as_str()).is_err() {
         let what = format!("there is no interface {ifname}");
@@ -125,13 +124,7 @@ fn make_bridge(bridge: &str) -> String {
 
 fn open_macvtap(config: &UplinkConfig) -> Result<(File, u32), OpenError> {
     let ifname = &config.ifname;
-    let error = |what: String, fix: String| OpenError {
-        name: config.name.clone(),
-        what,
-        fix,
-        is_busy: false,
-        is_final: false,
-    };
+    let error = |what: String, fix: String| OpenError::of(config, what, fix);
     let make = format!(
         "ip link add link eth0 name {ifname} type macvtap mode passthru && \
          ip link set {ifname} up (with your network card for eth0)"
@@ -177,11 +170,8 @@ fn open_device(path: &str) -> io::Result<File> {
 fn configure(file: &File, config: &UplinkConfig, is_made: bool) -> Result<(), OpenError> {
     let ifname = config.ifname.as_str();
     let error = |what: String, fix: &str| OpenError {
-        name: config.name.clone(),
-        what,
-        fix: fix.into(),
-        is_busy: false,
         is_final: true,
+        ..OpenError::of(config, what, fix.into())
     };
     sys::tun_configure(file, VirtioNetHdr::LEN).map_err(|e| {
         let what = format!("{ifname} does not do virtio-net headers with offloads: {e}");

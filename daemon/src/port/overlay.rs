@@ -420,7 +420,7 @@ impl OverlayPort {
         if peers.is_empty() {
             return Sent::Dropped(DropReason::PortDown);
         }
-        let probed = if let To::Peer(peer) = route.to { Some(peer) } else { None };
+        let to = route.to;
         let sender = &senders[usize::try_from(route.flow_hash).unwrap_or(0) % SENDERS];
         let mut outcome = Outcome::default();
         while let Some(batch) = datagrams.next_into(outbox) {
@@ -431,7 +431,9 @@ impl OverlayPort {
         }
         let count = peers.len();
         let sent = outcome.of(count);
-        probed.into_iter().for_each(|peer| self.probe(now, peer));
+        if let To::Peer(peer) = to {
+            self.probe(now, peer);
+        }
         if outcome.narrow != 0 {
             let refused = outcome.refused.saturating_sub(BEFORE_PACKET);
             self.look_at_paths(now, first, outcome.narrow, Some(refused));

@@ -8,7 +8,6 @@ use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
 
 use nix::unistd::gettid;
 use rustix::net::sockopt::set_socket_reuseaddr;
@@ -150,8 +149,7 @@ fn a_strangers_packets_on_the_workers_core_ban_nobody_and_delay_nobody_for_long(
         let port = street.host.port(name);
         assert_eq!((port.link, port.vm.unwrap().blocked), (true, 0), "{name}");
     }
-    let lasted = Duration::from_millis(PAUSE * PAUSES as u64);
-    eprintln!("{bursts} bursts, {ran} softirqs, of which many in {lasted:?} of pauses");
+    eprintln!("{bursts} bursts, {ran} softirqs");
 }
 
 /// One of those to whom a broadcast is copied.

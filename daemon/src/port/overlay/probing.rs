@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use nightporter_core::overlay::ecn::Ecn;
-use nightporter_core::overlay::{PeerId, To};
+use nightporter_core::overlay::{Overlay, PeerId, To};
 use nightporter_core::time::Instant;
 
 use super::{OverlayPort, post};
@@ -11,14 +11,22 @@ use super::{OverlayPort, post};
 impl OverlayPort {
     /// What the path to `peer` takes is found out beside what leaves for it.
     pub(super) fn probe(&mut self, now: Instant, peer: PeerId) {
+        if !self.overlay.is_probe_due(now, peer) {
+            return;
+        }
         let before = self.overlay.mtu(now, To::Peer(peer));
-        let Some(probe) = self.overlay.poll_probe(now, peer) else { return };
+        let probe = self.overlay.poll_probe(now, peer);
         self.say_width(now, peer, before);
-        self.post_alone(peer, &probe);
+        if let Some(probe) = probe {
+            self.post_alone(peer, &probe);
+        }
     }
 
     /// If this is a probe, or the answer to one: what answers it.
     pub(super) fn hear_probe(&mut self, now: Instant, at: Range<usize>) -> Option<Option<Vec<u8>>> {
+        if !Overlay::is_probe(&self.inbox.bytes[at.clone()]) {
+            return None;
+        }
         let before = self.overlay.mtu(now, To::Peer(self.from));
         let answer = self.overlay.handle_probe(now, self.from, &self.inbox.bytes[at])?;
         self.say_width(now, self.from, before);
