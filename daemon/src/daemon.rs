@@ -11,15 +11,12 @@ use nightporter_registry::Registry;
 use nix::sys::signalfd::SignalFd;
 
 use crate::broker::Broker;
-use crate::change::{Preparer, Running};
-use crate::config::{ToeRule, VmConfig};
+use crate::change::{Prepared, Preparer, Running, Step};
 use crate::desk::{ControlServer, Desk, LinkWatch, MetricsServer, Scribe};
 use crate::opener::Opener;
 use crate::port::Port;
-use crate::port::vhost_user::VhostUserPort;
 use crate::timer::monotonic_now;
-use crate::toe::{Doors, Member};
-use crate::vhost::vsock::Vsock;
+use crate::toe::Doors;
 use crate::worker::{Worker, WorkerConfig};
 
 /// See the module doc.
@@ -33,7 +30,7 @@ impl Daemon {
     /// A daemon without ports. Errors: the system has no epoll or no timer for it.
     pub fn new(config: &WorkerConfig, engine: Engine<'static>) -> io::Result<Self> {
         let worker = Worker::new(config, engine)?;
-        Ok(Self { worker, desk: Desk::new(monotonic_now(), config.drain_timeout) })
+        Ok(Self { worker, desk: Desk::new(monotonic_now()) })
     }
 
     pub(crate) fn set_signals(&mut self, signals: SignalFd) -> io::Result<()> {
@@ -78,29 +75,21 @@ impl Daemon {
         self.desk.set_registry(&self.worker.epoll, registry)
     }
 
-    /// Adds a port; its number. Errors: see [`AddPortError`].
+    /// Adds a port; its number. Errors: see [`AddPortError`]. For tests and benches.
     pub fn add_port(&mut self, port: Port, config: PortConfig) -> Result<PortId, AddPortError> {
         self.worker.path.add_port(monotonic_now(), &self.worker.epoll, port, config)
     }
 
-    /// The VM behind a port has a socket device.
-    pub(crate) fn add_toe(&mut self, port: PortId, device: VhostUserPort<Vsock>, member: Member) {
-        self.worker.path.add_toe(monotonic_now(), &self.worker.epoll, port, device, member);
-    }
-
-    /// Sets the operator's rules for connections by TOE.
-    pub(crate) fn set_toe_rules(&mut self, rules: Vec<ToeRule>) {
-        self.worker.path.toe.set_rules(rules);
+    /// Takes all steps of the change that the start is. The configuration that runs then, and the
+    /// steps that failed.
+    pub(crate) fn begin(&mut self, first: Prepared) -> (Running, Vec<(Step, String)>) {
+        let Worker { path, epoll, .. } = &mut self.worker;
+        self.desk.begin(monotonic_now(), epoll, path, first)
     }
 
     /// There is a way to guests' sockets on other hosts. Errors: the system's.
     pub(crate) fn open_doors(&mut self, doors: Doors) -> io::Result<()> {
         self.worker.path.open_doors(&self.worker.epoll, doors)
-    }
-
-    /// The rate limits of a VM, and its boost.
-    pub(crate) fn set_limits(&mut self, port: PortId, vm: &VmConfig) {
-        self.worker.path.set_limits(monotonic_now(), port, vm);
     }
 
     /// A booster may connect at this socket. Errors: the system's.

@@ -29,7 +29,7 @@ const OWNERS_MAX: usize = 64;
 type Names = (Option<String>, Option<String>);
 
 /// See the module doc.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Owners {
     /// `[daemon]`'s, for VMs without their own.
     default: Names,

@@ -1,11 +1,10 @@
 //! From a checked configuration to a running daemon, and down again.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 use std::sync::{Arc, PoisonError};
 
-use nightporter_core::engine::{AddPortError, Engine, EngineConfig};
-use nightporter_core::port::{PortConfig, PortId};
+use nightporter_core::engine::{Engine, EngineConfig};
 use nightporter_core::time::Duration;
 use nightporter_registry::Registry;
 use nightporter_registry::etcd::{self, Etcd};
@@ -19,8 +18,7 @@ use nix::unistd::Pid;
 use crate::arena_file::{self, ArenaFile};
 use crate::booster;
 use crate::broker::connector::Connector;
-use crate::change::{self, Means, Running};
-use crate::charges;
+use crate::change::{self, Failure, Means, Prepared, Running, Step};
 use crate::config::registry_files::registry_files;
 use crate::config::station::at_strangers;
 use crate::config::warnings::uneven_mtus;
@@ -29,20 +27,13 @@ use crate::daemon::Daemon;
 use crate::desk::{ControlServer, LinkWatch, MetricsServer, start_scribe};
 use crate::errors::{StartError, error};
 use crate::opener;
-use crate::owners::Owners;
-use crate::port::build::{OpenFailure, Openings, device_of, make_parent, network_of, policy_of};
-use crate::port::guest::GuestPort;
-use crate::port::vhost_user::{PortError, VhostUserPort};
-use crate::port::{Lost, Port, Wanted, uplink_port};
+use crate::port::build::{Openings, make_parent};
 use crate::random::{no_chance, random};
 use crate::sandbox::Sandbox;
 use crate::supervisor::Supervisor;
 use crate::sys;
 use crate::timer::monotonic_now;
-use crate::toe::{GUEST_CID, toe_of};
-use crate::vhost::listener::Access;
 use crate::vhost::signals;
-use crate::vhost::vsock::Vsock;
 use crate::watchdog;
 use crate::worker::WorkerConfig;
 
@@ -90,11 +81,8 @@ fn start(
         .map_err(|e| vec![error(e, "allow more threads")])?;
     raise_file_limit();
     let epoch = epoch().map_err(|e| vec![no_chance(&e)])?;
-    let worker_config = WorkerConfig {
-        busy_poll: Duration::from_micros(settings.busy_poll_us),
-        drain_timeout: Duration::from_secs(settings.drain_timeout_s),
-        epoch,
-    };
+    let worker_config =
+        WorkerConfig { busy_poll: Duration::from_micros(settings.busy_poll_us), epoch };
     let (engine, arena) = engine(config).map_err(|e| vec![e])?;
     let arena = Arc::new(arena);
     let mut daemon = Daemon::new(&worker_config, engine)
@@ -110,23 +98,16 @@ fn start(
     let scribe = start_scribe().and_then(|scribe| daemon.set_scribe(scribe));
     let opener = opener::start(openings.clone()).and_then(|opener| daemon.set_opener(opener));
     check(scribe.and(opener).map_err(|e| error(e, "allow more threads and open files")));
-    let uplinks = config.uplinks.iter().cloned().map(Wanted::Uplink);
-    for wanted in uplinks.chain(config.overlays.iter().cloned().map(Wanted::Overlay)) {
-        check(add_wanted(&mut daemon, wanted, &openings));
-    }
-    daemon.set_toe_rules(config.toe_rules.clone());
-    match &sandbox.owners {
-        Err(e) => check(Err(e.clone())),
-        Ok(owners) => {
-            open_vms(&mut daemon, config, owners).into_iter().for_each(|e| check(Err(e)));
-        }
-    }
+    let owners = sandbox.owners.clone();
+    check(owners.clone().map(drop)); // without them every VM is our own user's, and nothing starts
+    let first = Prepared::first(config, owners.unwrap_or_default(), arena.size);
+    let running = open_ports(&mut daemon, first, &openings, &mut check);
     check(open_metrics(&mut daemon, settings));
     check(find_each_other(&mut daemon, config, sandbox));
     check(open_doors(&mut daemon, sandbox));
     let (owners, dirs) = (sandbox.owners.clone(), sandbox.dirs.clone());
     let means = Means { openings, owners, dirs };
-    check(allow_changes(&mut daemon, config, source, means, &arena));
+    check(allow_changes(&mut daemon, running, source, means, &arena));
     check(place(settings, booster::is_wanted(config)));
     let warnings = large_mtus(config).into_iter().chain(uneven_mtus(config));
     warnings.chain(at_strangers(config)).for_each(|warning| tracing::warn!("{warning}"));
@@ -176,14 +157,11 @@ pub(crate) fn registry_of(
 /// Ports may come, go and change. Before the worker has its place, which threads inherit.
 fn allow_changes(
     daemon: &mut Daemon,
-    config: &Config,
+    running: Running,
     source: Source,
     means: Means,
     arena: &Arc<ArenaFile>,
 ) -> Result<(), StartError> {
-    charges::set_max(config.charges_max());
-    let running =
-        Running { config: Arc::new(config.clone()), by_command: BTreeSet::new(), size: arena.size };
     change::start(source, means, Arc::clone(arena))
         .and_then(|preparer| daemon.set_changes(preparer, running))
         .map_err(|e| error(e, "allow more threads and open files"))
@@ -277,90 +255,49 @@ fn open_metrics(daemon: &mut Daemon, settings: &DaemonConfig) -> Result<(), Star
     daemon.set_metrics(server).map_err(|e| error(e, "report this"))
 }
 
-/// Adds an uplink or overlay. If it cannot be opened yet, for example because its bridge or address
-/// comes later than the daemon, the others still work: its port is there, down, and is tried again.
-fn add_wanted(daemon: &mut Daemon, wanted: Wanted, openings: &Openings) -> Result<(), StartError> {
-    let config = uplink_port(wanted.name(), wanted.network());
-    let port = match openings.open(&wanted) {
-        Ok(port) => port,
-        Err(failure) if failure.is_final => return Err(failure.error),
-        Err(OpenFailure { what: why, error, .. }) => {
-            tracing::error!("{error}\n    the daemon tries again every second");
-            Port::Lost(Box::new(Lost { wanted, why }))
-        }
-    };
-    add_port(daemon, port, config).map(|_| ())
-}
-
-/// Opens the ports of all VMs. If a socket cannot be made, for example because another file has its
-/// path, the other VMs still work, and it is tried again. One whose owner does not exist is nobody
-/// else's. Only if all VMs have a problem it is an error.
-fn open_vms(daemon: &mut Daemon, config: &Config, owners: &Owners) -> Vec<StartError> {
-    let limited = charges::memory_is_limited();
-    let mut problems = Vec::new();
-    for vm in &config.vms {
-        let opened = open_vm(daemon, vm, owners.access(vm), limited);
-        match (opened, owners.problem(vm)) {
-            (Ok(None), None) => {}
-            (Ok(_), Some(e)) => {
-                let what = StartError(format!("vm {}: {e}", vm.name));
-                problems.push((what, "only the daemon's user and root can use its socket so far"));
-            }
-            (Ok(Some(e)), None) => problems.push((e, "the daemon tries again every second")),
-            (Err(e), _) => {
-                problems.push((e, "the VM has no port until the daemon is started again"));
-            }
-        }
-    }
-    if problems.len() == config.vms.len() {
-        return problems.into_iter().map(|(e, _)| e).collect();
-    }
-    for (e, next) in problems {
-        tracing::error!("{e}\n    {next}");
-    }
-    Vec::new()
-}
-
-/// Opens the port of a VM. `Some`: it has no socket yet.
-fn open_vm(
+/// Opens all ports, by the steps of the change that the start is; the configuration that runs then.
+/// If an uplink, overlay or socket cannot be opened yet, for example because its bridge or address
+/// comes later than the daemon or another file has its path, the other ports still work, and it is
+/// tried again. A VM whose owner does not exist is nobody else's. Only if all VMs have a problem it
+/// is an error.
+fn open_ports(
     daemon: &mut Daemon,
-    vm: &VmConfig,
-    access: Access,
-    memory_is_limited: bool,
-) -> Result<Option<StartError>, StartError> {
-    let without_parent = make_parent(&vm.socket).err();
-    let explain = |e: PortError| {
-        let fix = if let PortError::Listen(e) = &e { e.fix() } else { "correct that key" };
-        error(format!("vm {}: {e}", vm.name), fix)
-    };
-    let device = device_of(vm, access, memory_is_limited);
-    let mut port = VhostUserPort::without_socket(&device).map_err(explain)?;
-    let without_socket = port.listen().err().map(|e| explain(e.into()));
-    let port = Port::Guest(Box::new(GuestPort::new(port, vm.vlan)));
-    let config = PortConfig::guest(&vm.name, policy_of(vm)).in_network(network_of(&vm.network));
-    let id = add_port(daemon, port, config)?;
-    daemon.set_limits(id, vm);
-    let mut toe_without_socket = None;
-    if let Some((device, member)) = toe_of(vm, access, memory_is_limited) {
-        let mut port = VhostUserPort::with(&device, Vsock { cid: GUEST_CID });
-        toe_without_socket = port.listen().err().map(|e| explain(e.into()));
-        daemon.add_toe(id, port, member);
+    mut first: Prepared,
+    openings: &Openings,
+    check: &mut impl FnMut(Result<(), StartError>),
+) -> Running {
+    let (config, owners) = (Arc::clone(&first.target.config), first.owners.clone());
+    let (again, restart) = ("the daemon tries again every second", "a reload tries again");
+    let mut of_vms = BTreeMap::new();
+    for step in &first.plan.steps {
+        match (step, first.resources.open(step, &owners, openings, std::time::Duration::ZERO)) {
+            (_, Ok(())) => {}
+            (_, Err(Failure::Port(failure))) if failure.is_final => check(Err(failure.error)),
+            (Step::AddVm(vm), Err(failure)) => {
+                of_vms.insert(vm.name.clone(), (failure.into_error(), again));
+            }
+            (_, Err(failure)) => tracing::error!("{}\n    {again}", failure.into_error()),
+        }
     }
-    Ok(without_socket.or(toe_without_socket).map(|e| without_parent.unwrap_or(e)))
-}
-
-fn add_port(daemon: &mut Daemon, port: Port, config: PortConfig) -> Result<PortId, StartError> {
-    let name = config.name.clone();
-    daemon.add_port(port, config).map_err(|e| match e {
-        AddPortError::MacTaken => error(format!("{name}: the MAC is taken"), "choose another"),
-        AddPortError::NameTaken => error(format!("{name}: the name is taken"), "choose another"),
-        AddPortError::TooManyPorts => {
-            error(format!("{name}: one port too many"), "run a second daemon for some of the VMs")
+    for (vm, e) in config.vms.iter().filter_map(|vm| Some((vm, owners.problem(vm)?))) {
+        let next = "only the daemon's user and root can use its socket so far";
+        of_vms.insert(vm.name.clone(), (StartError(format!("vm {}: {e}", vm.name)), next));
+    }
+    let (running, failed) = daemon.begin(first);
+    for (step, what) in failed {
+        match step {
+            Step::AddVm(vm) => drop(of_vms.insert(vm.name, (error(what, "report this"), restart))),
+            _ => check(Err(error(what, "report this"))),
         }
-        AddPortError::BudgetExceedsArena => {
-            error(format!("{name}: the budgets exceed the arena"), "report this")
+    }
+    let all_fail = of_vms.len() == config.vms.len();
+    for (e, next) in config.vms.iter().filter_map(|vm| of_vms.remove(&vm.name)) {
+        match all_fail {
+            true => check(Err(e)),
+            false => tracing::error!("{e}\n    {next}"),
         }
-    })
+    }
+    running
 }
 
 /// Guests that are told a larger MTU than that of an uplink or overlay of their network lose their

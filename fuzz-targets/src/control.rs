@@ -202,8 +202,7 @@ impl Host {
         let config = EngineConfig::new(16, [1, 2, 3, 4]);
         let engine = Engine::new(Instant::ZERO, config, arena);
         let busy_poll = Duration::from_secs(1 << 30);
-        let config =
-            WorkerConfig { busy_poll, drain_timeout: Duration::ZERO, epoch: NonZeroU64::MIN };
+        let config = WorkerConfig { busy_poll, epoch: NonZeroU64::MIN };
         let mut daemon = Daemon::new(&config, engine).expect("a daemon");
         let path = temporary("control");
         daemon.set_control(ControlServer::new(&path).expect("a socket")).expect("epoll");

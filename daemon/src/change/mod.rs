@@ -6,11 +6,14 @@
 //! the whole plan is refused. Preparation takes memory, interfaces and sockets, so that nothing can
 //! fail any more. Both happen on a thread of their own ([`Preparer`]), because reading a file,
 //! making an interface and taking gigabytes of memory may wait. Then the worker applies one step
-//! between two turns (`desk::changes`). There is one change at a time.
+//! between two turns (`desk::changes`). There is one change at a time. The start is one too, from a
+//! configuration without ports: then all steps are taken at once, and an interface or socket that
+//! cannot be opened refuses nothing, because its port tries again ([`Prepared::first`]).
 
 mod file;
 mod plan;
 mod prepare;
+mod resources;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -22,15 +25,13 @@ use nightporter_core::store::arena::ArenaSize;
 
 use crate::arena_file::ArenaFile;
 use crate::aside::Aside;
-use crate::config::{Config, Source, VmConfig};
+use crate::config::{Config, DaemonConfig, Source, VmConfig};
 use crate::errors::StartError;
 use crate::owners::Owners;
-use crate::port::Port;
 use crate::port::build::Openings;
-use crate::port::tap::TapPort;
-use crate::vhost::listener::Listener;
 
 pub use plan::{Plan, Step};
+pub(crate) use resources::{Failure, Resources, Socket};
 
 /// The running configuration.
 #[derive(Clone, Debug)]
@@ -63,13 +64,8 @@ pub struct Prepared {
     pub plan: Plan,
     /// The configuration after the change.
     pub target: Running,
-    /// For the uplinks that come, by their names.
-    pub taps: Vec<(String, TapPort)>,
-    /// For the overlays that come, by their names.
-    pub overlays: Vec<(String, Port)>,
-    /// For the VMs that come or move, by their names, and for their socket devices
-    /// (`port::build::toe_name`).
-    pub listeners: Vec<(String, Listener)>,
+    /// For the ports that come or move.
+    pub(crate) resources: Resources,
     /// The users who may connect to the VMs' sockets.
     pub(crate) owners: Owners,
     /// [`Job::dry_run`].
@@ -107,6 +103,22 @@ impl Running {
 }
 
 impl Prepared {
+    /// The change with which the daemon starts, in an arena of this size. Nothing is opened yet.
+    pub(crate) fn first(config: &Config, owners: Owners, size: ArenaSize) -> Self {
+        let none = Config {
+            daemon: DaemonConfig { drain_timeout_s: 0, ..config.daemon.clone() },
+            uplinks: Vec::new(),
+            overlays: Vec::new(),
+            vms: Vec::new(),
+            toe_rules: Vec::new(),
+            ..config.clone()
+        };
+        let plan = Plan::between(&none, config); // and this is the restart that it may need
+        let config = Arc::new(config.clone());
+        let target = Running { config, by_command: BTreeSet::new(), size };
+        Self { plan, target, resources: Resources::default(), owners, dry_run: false }
+    }
+
     /// A command changed that meanwhile: the later change counts.
     pub fn note(&mut self, vm: &str, setting: Setting) {
         setting.set(&mut self.target.config, vm);

@@ -76,7 +76,6 @@ impl Plan {
         if boosts(wanted) && !boosts(now) {
             plan.needs_restart.push("the first VM with boost: the booster's socket".into());
         }
-        plan.set_overlays(now, wanted);
         plan.set_stations(now, wanted);
         for uplink in &wanted.uplinks {
             match uplinks_now.get(uplink.name.as_str()) {
@@ -85,6 +84,7 @@ impl Plan {
                 None => plan.add_uplink(uplink, &now.uplinks),
             }
         }
+        plan.set_overlays(now, wanted);
         for vm in wanted.vms.iter().filter(|vm| !vms_now.contains_key(vm.name.as_str())) {
             let default = VmConfig::of(&vm.name, &BTreeMap::new()).map(|vm| vm.keys());
             let given = default.map_or_else(|_| vm.keys(), |default| given(&default, vm.keys()));
@@ -338,6 +338,14 @@ mod tests {
 
     fn overlay(name: &str, more: &str) -> Config {
         config(&overlay_text(name, more))
+    }
+
+    #[test]
+    fn ports_come_in_the_order_in_which_they_are_numbered_at_a_start() {
+        let none = Config { vms: Vec::new(), uplinks: Vec::new(), ..config(NOW) };
+        let plan = Plan::between(&none, &overlay("o", ""));
+        let begins: Vec<_> = plan.lines.iter().map(|line| line.get(..9).unwrap_or(line)).collect();
+        assert_eq!(begins, ["+ uplink ", "+ overlay", "+ vm a", "+ vm b: m"]);
     }
 
     #[test]

@@ -1,27 +1,21 @@
 //! From an operator's change to steps that the worker can apply without failing.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nightporter_api::Change;
 use nightporter_core::store::arena::ArenaSize;
 
 use super::file::File;
+use super::resources::{Failure, Resources};
 use super::{Job, Means, Plan, Prepared, Refusal, Running, Step};
 use crate::arena_file::{self, ArenaFile};
 use crate::config::warnings::uneven_mtus;
 use crate::config::{Config, Problems, UplinkConfig, VmConfig};
-use crate::port::Wanted;
-use crate::port::build::{Openings, make_parent, toe_name};
-use crate::port::tap::{OpenError, TapPort};
-use crate::vhost::listener::{Access, Listener};
 
-/// How long an interface may take to close, and how often it is tried meanwhile.
+/// How long an interface may take to close.
 const CLOSING_MAX: Duration = Duration::from_secs(2);
-const CLOSING_LOOK: Duration = Duration::from_millis(10);
 
 /// Plans `job`, and unless it is only to be shown, opens and allocates the interfaces, sockets and
 /// memory that it needs. If the change is refused, they are released.
@@ -35,8 +29,7 @@ pub(super) fn prepare(
     let target = target(&change, &running, file)?;
     let plan = Plan::between(&running.config, &target.config);
     let owners = means.owners.clone().map_err(|e| refusal(&e))?;
-    let (taps, overlays, listeners) = (Vec::new(), Vec::new(), Vec::new());
-    let mut prepared = Prepared { plan, target, taps, overlays, listeners, owners, dry_run };
+    let mut prepared = Prepared { plan, target, resources: Resources::default(), owners, dry_run };
     let vms = &prepared.target.config.vms;
     let is_new = |vm: &&VmConfig| !running.config.vms.contains(vm);
     if let Some(vm) = vms.iter().filter(is_new).find(|vm| prepared.owners.find(vm).is_none()) {
@@ -163,93 +156,31 @@ fn size(running: &Running, wanted: &Config, plan: &Plan, excess_pages: u64) -> A
 
 /// Opens the interfaces and sockets of new ports.
 fn open(prepared: &mut Prepared, now: &Config, means: &Means) -> Result<(), Refusal> {
-    let Prepared { plan, taps, overlays, listeners, owners, .. } = prepared;
-    let mut freed: Vec<PathBuf> = Vec::new();
+    let Prepared { plan, resources, owners, .. } = prepared;
     for step in &plan.steps {
-        match step {
-            Step::RemoveVm(name) => {
-                let vms = now.vms.iter().filter(|vm| vm.name == *name);
-                freed.extend(vms.flat_map(sockets_of).map(|(_, path)| path));
-            }
-            Step::RemoveUplink(_)
-            | Step::RemoveOverlay(_)
-            | Step::SetOverlay(_)
-            | Step::SetToeRules(_)
-            | Step::SetStations(_)
-            | Step::SetDrainTimeout(_) => {}
-            Step::SetVm(both) => {
-                let (before, vm) = &**both;
-                let old = sockets_of(before);
-                for new in sockets_of(vm).into_iter().filter(|socket| !old.contains(socket)) {
-                    listeners.extend(listen(vm, new, owners.access(vm), means, &freed)?);
-                }
-                let new = sockets_of(vm);
-                freed.extend(old.into_iter().filter(|it| !new.contains(it)).map(|(_, path)| path));
-            }
-            Step::AddUplink(uplink) => {
-                let tap = open_tap(uplink, &means.openings).map_err(|e| refusal(&e))?;
-                taps.push((uplink.name.clone(), tap));
-            }
-            Step::AddOverlay(overlay) => {
-                let opened = means.openings.open(&Wanted::Overlay((**overlay).clone()));
-                overlays.push((overlay.name.clone(), opened.map_err(|e| refusal(&e.error))?));
-            }
-            Step::AddVm(vm) => {
-                for socket in sockets_of(vm) {
-                    listeners.extend(listen(vm, socket, owners.access(vm), means, &freed)?);
-                }
-            }
+        if let Step::RemoveVm(name) = step {
+            now.vms.iter().filter(|vm| vm.name == *name).for_each(|vm| resources.note_freed(vm));
         }
+        let opened = resources.open(step, owners, &means.openings, CLOSING_MAX);
+        opened.map_err(|failure| not_open(failure, means))?;
     }
     Ok(())
 }
 
-/// Opens an interface. The interface of an uplink that has just gone may still be closing, on a
-/// thread of its own.
-fn open_tap(uplink: &UplinkConfig, openings: &Openings) -> Result<TapPort, OpenError> {
-    let deadline = Instant::now() + CLOSING_MAX;
-    loop {
-        match openings.uplink(uplink) {
-            Err(e) if e.is_busy && Instant::now() < deadline => thread::sleep(CLOSING_LOOK),
-            result => return result,
+fn not_open(failure: Failure, means: &Means) -> Refusal {
+    match failure {
+        Failure::Socket(vm, e) if e.is_elsewhere() => {
+            let dirs = means.dirs.iter().map(|dir| dir.display().to_string());
+            let dirs = dirs.collect::<Vec<_>>().join(" or ");
+            let fix = format!(
+                "choose a socket under {dirs}, where the daemon may make sockets since its start, \
+                 or name its directory in daemon.socket_dirs (and, under systemd, in \
+                 ReadWritePaths=) and restart; nothing was changed"
+            );
+            Refusal { what: format!("vm {vm}: {e}"), fix }
         }
+        failure => refusal(&failure.into_error()),
     }
-}
-
-/// The sockets of a VM, and the names of their listeners.
-fn sockets_of(vm: &VmConfig) -> Vec<(String, PathBuf)> {
-    let toe = vm.toe_socket().map(|socket| (toe_name(&vm.name), socket));
-    std::iter::once((vm.name.clone(), vm.socket.clone())).chain(toe).collect()
-}
-
-/// A socket of a VM; none yet, if a port that goes still has its path.
-fn listen(
-    vm: &VmConfig,
-    (name, socket): (String, PathBuf),
-    access: Access,
-    means: &Means,
-    freed: &[PathBuf],
-) -> Result<Option<(String, Listener)>, Refusal> {
-    if freed.contains(&socket) {
-        return Ok(None);
-    }
-    make_parent(&socket).map_err(|e| refusal(&e))?;
-    let listener = Listener::bind(&socket, access).map_err(|e| Refusal {
-        what: format!("vm {}: {e}", vm.name),
-        fix: match &e {
-            e if e.is_elsewhere() => {
-                let dirs = means.dirs.iter().map(|dir| dir.display().to_string());
-                let dirs = dirs.collect::<Vec<_>>().join(" or ");
-                format!(
-                    "choose a socket under {dirs}, where the daemon may make sockets since its \
-                     start, or name its directory in daemon.socket_dirs (and, under systemd, in \
-                     ReadWritePaths=) and restart; nothing was changed"
-                )
-            }
-            e => format!("{}; nothing was changed", e.fix()),
-        },
-    })?;
-    Ok(Some((name, listener)))
 }
 
 fn unknown(kind: &str, name: &str) -> Refusal {

@@ -6,13 +6,14 @@ use std::io;
 use std::sync::Arc;
 
 use nightporter_api::{Change, Plan, Reply};
+use nightporter_core::engine::AddPortError;
 use nightporter_core::limits::PAGE;
 use nightporter_core::port::{PortConfig, PortId};
 use nightporter_core::time::{Duration, Instant};
 use nix::sys::epoll::Epoll;
 
 use super::Desk;
-use crate::change::{Job, Prepared, Preparer, Refusal, Running, Setting, Step};
+use crate::change::{Job, Prepared, Preparer, Refusal, Running, Setting, Socket, Step};
 use crate::charges;
 use crate::config::{Config, OverlayConfig, VmConfig};
 use crate::port::build::{device_of, network_of, policy_of};
@@ -23,6 +24,7 @@ use crate::port::{Port, Wanted};
 use crate::toe::GUEST_CID;
 use crate::toe::toe_of;
 use crate::token::{Token, watch_for};
+use crate::vhost::device::Device;
 use crate::vhost::vsock::Vsock;
 use crate::worker::data_path::DataPath;
 
@@ -170,6 +172,26 @@ impl Desk {
         }
     }
 
+    /// Takes all steps of the start's change: nothing runs yet that could wait meanwhile. The steps
+    /// that failed, and their errors.
+    pub(crate) fn begin(
+        &mut self,
+        now: Instant,
+        epoll: &Epoll,
+        path: &mut DataPath,
+        mut prepared: Prepared,
+    ) -> (Running, Vec<(Step, String)>) {
+        let mut failed = Vec::new();
+        for step in std::mem::take(&mut prepared.plan.steps) {
+            if let Err(e) = self.take_step(now, epoll, path, &mut prepared, step.clone()) {
+                prepared.target.without(&step);
+                failed.push((step, e));
+            }
+        }
+        charges::set_max(prepared.target.config.charges_max());
+        (prepared.target, failed)
+    }
+
     /// Takes the next step of a change.
     pub(super) fn go_on_changing(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) {
         let Some(mut applying) = self.changes.applying.take() else { return };
@@ -218,6 +240,7 @@ impl Desk {
         }
         path.heartbeats.handle_change();
         path.ports_changed = true;
+        self.handle_links(now, path); // of uplinks that came, and overlays with small buffers
         let reply = match failed.is_empty() {
             true => plan(prepared, true),
             false => refused(Refusal {
@@ -263,18 +286,12 @@ impl Desk {
                 set_overlay(&mut path.ports.of_mut(id).port, *overlay);
             }
             Step::AddOverlay(overlay) => {
-                let opened = taken(&mut prepared.overlays, &overlay.name).ok_or("no socket")?;
                 let config = uplink_port(&overlay.name, &overlay.network);
-                let added = path.add_port(now, epoll, opened, config);
-                added.map_err(|e| format!("overlay {}: {e:?}", overlay.name))?;
-                self.mend(now, path); // it may have small buffers
+                add_uplink(now, epoll, path, prepared, config)?;
             }
             Step::AddUplink(uplink) => {
-                let tap = taken(&mut prepared.taps, &uplink.name).ok_or("no interface")?;
                 let config = uplink_port(&uplink.name, &uplink.network);
-                let added = path.add_port(now, epoll, Port::Uplink(tap), config);
-                added.map_err(|e| format!("uplink {}: {e:?}", uplink.name))?;
-                self.handle_links(now, path);
+                add_uplink(now, epoll, path, prepared, config)?;
             }
             Step::AddVm(vm) => add_vm(now, epoll, path, prepared, &vm)?,
         }
@@ -317,6 +334,38 @@ fn set_overlay(port: &mut Port, overlay: OverlayConfig) {
     }
 }
 
+/// An uplink or overlay comes, be its port open or not.
+fn add_uplink(
+    now: Instant,
+    epoll: &Epoll,
+    path: &mut DataPath,
+    prepared: &mut Prepared,
+    config: PortConfig,
+) -> Result<(), String> {
+    let port = prepared.resources.take_port(&config.name);
+    let port = port.ok_or_else(|| format!("{}: not opened", config.name))?;
+    add_port(now, epoll, path, port, config).map(drop)
+}
+
+fn add_port(
+    now: Instant,
+    epoll: &Epoll,
+    path: &mut DataPath,
+    port: Port,
+    config: PortConfig,
+) -> Result<PortId, String> {
+    let name = config.name.clone();
+    path.add_port(now, epoll, port, config).map_err(|e| {
+        let why = match e {
+            AddPortError::MacTaken => "the MAC is taken",
+            AddPortError::NameTaken => "the name is taken",
+            AddPortError::TooManyPorts => "one port too many for one daemon",
+            AddPortError::BudgetExceedsArena => "the budgets exceed the arena",
+        };
+        format!("{name}: {why}")
+    })
+}
+
 /// A VM comes.
 fn add_vm(
     now: Instant,
@@ -325,17 +374,13 @@ fn add_vm(
     prepared: &mut Prepared,
     vm: &VmConfig,
 ) -> Result<(), String> {
-    let explain = |e: &dyn std::fmt::Debug| format!("vm {}: {e:?}", vm.name);
     let device = device_of(vm, prepared.owners.access(vm), charges::memory_is_limited());
-    let mut port = VhostUserPort::without_socket(&device).map_err(|e| explain(&e))?;
-    match taken(&mut prepared.listeners, &vm.name) {
-        Some(listener) => port.take(listener),
-        // If its path is not free yet, it is tried again.
-        None => port.listen_or_say_so(),
-    }
+    let port = VhostUserPort::without_socket(&device);
+    let mut port = port.map_err(|e| format!("vm {}: {e}", vm.name))?;
+    listen(&mut port, prepared.resources.take_socket(&vm.name));
     let config = PortConfig::guest(&vm.name, policy_of(vm)).in_network(network_of(&vm.network));
     let port = Port::Guest(Box::new(GuestPort::new(port, vm.vlan)));
-    let id = path.add_port(now, epoll, port, config).map_err(|e| explain(&e))?;
+    let id = add_port(now, epoll, path, port, config)?;
     path.set_limits(now, id, vm);
     add_toe(now, epoll, path, prepared, id, vm);
     Ok(())
@@ -356,11 +401,17 @@ fn add_toe(
         return;
     };
     let mut port = VhostUserPort::with(&device, Vsock { cid: GUEST_CID });
-    match taken(&mut prepared.listeners, &device.name) {
-        Some(listener) => port.take(listener),
-        None => port.listen_or_say_so(),
-    }
+    listen(&mut port, prepared.resources.take_socket(&device.name));
     path.add_toe(now, epoll, id, port, member);
+}
+
+/// The port listens, if its path is free by now; otherwise it tries again.
+fn listen<D: Device>(port: &mut VhostUserPort<D>, socket: Socket) {
+    match socket {
+        Socket::Open(listener) => port.take(listener),
+        Socket::Later => port.listen_or_say_so(),
+        Socket::Failed => port.listen_later(),
+    }
 }
 
 /// Other keys of a VM; unless that fails, when nothing has changed.
@@ -382,8 +433,8 @@ fn set_vm(
         guest.port.set(&device);
         guest.set_vlan(vm.vlan);
         if before.socket != vm.socket {
-            let listener = taken(&mut prepared.listeners, name);
-            guest.port.move_to(vm.socket.clone(), listener);
+            guest.port.move_to(vm.socket.clone());
+            listen(&mut guest.port, prepared.resources.take_socket(name));
         }
     }
     path.handle_guest_events(now, epoll, id);
@@ -409,21 +460,14 @@ fn set_toe(
             if let Some(port) = path.toe.port_mut(id) {
                 port.set_rules(&device);
                 if before.toe_socket() != vm.toe_socket() {
-                    port.move_to(
-                        device.socket.clone(),
-                        taken(&mut prepared.listeners, &device.name),
-                    );
+                    port.move_to(device.socket.clone());
+                    listen(port, prepared.resources.take_socket(&device.name));
                 }
             }
             path.handle_toe_events(now, epoll, id);
             path.toe.set(now, id, member);
         }
     }
-}
-
-fn taken<T>(list: &mut Vec<(String, T)>, name: &str) -> Option<T> {
-    let at = list.iter().position(|(of, _)| of == name)?;
-    Some(list.swap_remove(at).1)
 }
 
 fn plan(prepared: &Prepared, done: bool) -> Reply {

@@ -87,10 +87,10 @@ pub(crate) struct Desk {
 }
 
 impl Desk {
-    /// Without clients. A stop waits `drain_timeout` for guests.
-    pub(crate) fn new(now: Instant, drain_timeout: Duration) -> Self {
+    /// Without clients. A stop does not wait for guests.
+    pub(crate) fn new(now: Instant) -> Self {
         Self {
-            drain_timeout,
+            drain_timeout: Duration::ZERO,
             started: now,
             signals: None,
             links: None,

@@ -10,11 +10,11 @@ use nightporter_core::port::{GuestConfig, Vlans};
 
 use super::overlay::{OverlayPort, OverlaySockets};
 use super::shared::Sockets;
-use super::tap::{OpenError, TapPort};
+use super::tap::TapPort;
 use super::vhost_user::VhostUserConfig;
 use super::{Port, Wanted};
 use crate::broker::Broker;
-use crate::config::{UplinkConfig, VmConfig};
+use crate::config::VmConfig;
 use crate::errors::{StartError, error};
 use crate::random::{no_chance, random};
 use crate::vhost::listener::Access;
@@ -28,6 +28,8 @@ pub(crate) struct OpenFailure {
     pub(crate) error: StartError,
     /// Only a restart helps.
     pub(crate) is_final: bool,
+    /// Its interface is in use.
+    pub(crate) is_busy: bool,
 }
 
 /// Opens the ports that need the broker.
@@ -43,26 +45,28 @@ impl Openings {
         Self { broker, sockets: Sockets::default() }
     }
 
-    /// Opens an uplink, and waits for it. Errors: see [`Broker::open`].
-    pub(crate) fn uplink(&self, config: &UplinkConfig) -> Result<TapPort, OpenError> {
-        self.broker.open(config).map(|(file, index)| TapPort::of(file, index, config))
-    }
-
     /// The sockets of an overlay get the buffers that they want: see [`Broker::enlarge`].
     pub(crate) fn enlarge(&self, port: &str, sockets: &OverlaySockets, again: bool) -> bool {
         self.broker.enlarge(port, &sockets.fds().collect::<Vec<_>>(), again)
     }
 
-    /// Opens the interface or sockets of this host that a port needs.
+    /// Opens the interface or sockets of this host that a port needs, and waits for them. Errors:
+    /// see [`Broker::open`] and [`OverlayPort::open`].
     pub(crate) fn open(&self, wanted: &Wanted) -> Result<Port, OpenFailure> {
         let failure = |what: &str, error: &dyn fmt::Display, is_final| OpenFailure {
             what: what.to_owned(),
             error: StartError(error.to_string()),
             is_final,
+            is_busy: false,
         };
         match wanted {
             Wanted::Uplink(config) => {
-                self.uplink(config).map(Port::Uplink).map_err(|e| failure(e.what(), &e, e.is_final))
+                let opened = self.broker.open(config);
+                let opened = opened.map(|(file, index)| TapPort::of(file, index, config));
+                opened.map(Port::Uplink).map_err(|e| OpenFailure {
+                    is_busy: e.is_busy,
+                    ..failure(e.what(), &e, e.is_final)
+                })
             }
             Wanted::Overlay(config) => {
                 let seeds = random().map_err(|e| failure("getrandom", &no_chance(&e), true))?;

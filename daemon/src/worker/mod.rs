@@ -42,8 +42,6 @@ const EVENTS_MAX: usize = 64;
 pub struct WorkerConfig {
     /// How long to look for work before sleeping, as long as no other thread wants the core.
     pub busy_poll: Duration,
-    /// How long a stop waits for guests.
-    pub drain_timeout: Duration,
     /// This daemon's in heartbeats (FLOOD-28): none before it had the same.
     pub epoch: NonZeroU64,
 }

@@ -45,11 +45,7 @@ impl World {
         let (arena, lock) = arena_file::open(&dir.join("arena"), size).unwrap();
         let config = EngineConfig::new(1, [1, 2, 3, 4]);
         let engine = Engine::new(monotonic_now(), config, arena);
-        let config = WorkerConfig {
-            busy_poll: Duration::ZERO,
-            drain_timeout: Duration::ZERO,
-            epoch: NonZeroU64::MIN,
-        };
+        let config = WorkerConfig { busy_poll: Duration::ZERO, epoch: NonZeroU64::MIN };
         let mut daemon = Daemon::new(&config, engine).unwrap();
         let mut peers = Vec::new();
         for port in 0..ports {

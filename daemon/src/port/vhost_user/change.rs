@@ -34,15 +34,16 @@ impl<D: Device> VhostUserPort<D> {
         self.account.owner.set_mapped_max(spans::port_max(config.memory_max));
     }
 
-    /// Front-ends find it at another path from now on; one that is connected stays. Without a
-    /// listener the path is taken, and tried again.
-    pub fn move_to(&mut self, socket: PathBuf, listener: Option<Listener>) {
+    /// Front-ends find it at another path from now on; one that is connected stays. It does not
+    /// listen yet.
+    pub fn move_to(&mut self, socket: PathBuf) {
         self.socket = socket;
         self.stop_listening();
-        match listener {
-            Some(listener) => self.take(listener),
-            None => self.listen_or_say_so(),
-        }
+    }
+
+    /// Its socket could not be made, which was reported: it is tried again every second.
+    pub fn listen_later(&mut self) {
+        self.events.push_back(Event::Rest(Source::Listener));
     }
 
     /// Listens, or logs the error; it is tried again every second.
