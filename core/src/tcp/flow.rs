@@ -213,8 +213,8 @@ impl Flow {
 
     #[cold]
     fn late_ack(&self) -> u64 {
-        let blocks = self.losses.sacked_from()..self.losses.sacked();
-        self.receiver.late_ack(self.sender.una(), blocks)
+        let una = self.sender.una();
+        self.receiver.late_ack(una, self.losses.is_sacked(una))
     }
 
     /// The same for a flow that is known not to acknowledge late.
@@ -312,7 +312,7 @@ impl Flow {
     fn has_handed_over(&self) -> bool {
         let una = self.sender.una();
         let given = self.sender.next() >= self.delivery_end()
-            && (una >= self.losses.sacked() || una >= self.receiver.next());
+            && (una >= self.losses.sacked_end() || una >= self.receiver.next());
         let late = self.receiver.is_late() && self.receiver.out_of_order().is_empty();
         self.holds_nothing() || (late && given && self.owes_nothing())
     }

@@ -81,8 +81,8 @@ impl Flow {
     /// LIFE-13: R gets to know that G acknowledges more, or shows more room.
     fn relay_ack(&mut self, cx: &mut FlowContext<'_, '_>) {
         let una = self.sender.una();
-        if (1..=una).contains(&self.losses.sacked()) {
-            self.losses.forget_sacked();
+        if self.losses.sacked_end() > 0 {
+            self.losses.forget_sacked_below(una);
             self.losses.forget(una);
         }
         let more = self.ack_to_net() > self.receiver.acks.sent();

@@ -284,8 +284,6 @@ impl Flow {
         if !self.options.sack || (dsack.is_none() && held.is_empty()) || self.withholds() {
             return 0;
         }
-        let highest = held.max_end();
-        let lowest = held.iter().next().map_or(0, |(from, _)| from);
         let room = if self.options.timestamps { 3 } else { 4 };
         let blocks = dsack.into_iter().chain(held.newest_first()).take(room);
         let mut n = 0;
@@ -293,8 +291,8 @@ impl Flow {
             *slot = (Seq::wrap(from), Seq::wrap(to));
             n += 1;
         }
-        if let Some(end) = highest.filter(|_| self.receiver.is_late()) {
-            self.losses.note_sacked(lowest, end);
+        if self.receiver.is_late() {
+            held.newest_first().take(n).for_each(|(from, end)| self.losses.note_sacked(from, end));
         }
         n
     }

@@ -208,10 +208,11 @@ impl Flow {
     pub(crate) fn acknowledge_late(&mut self) {
         if self.is_live() && !self.receiver.is_late() {
             self.receiver.set_late(true);
-            let held = self.receiver.out_of_order();
-            let blocks = held.max_end().zip(held.iter().next());
-            if let Some((end, (from, _))) = blocks.filter(|_| self.options.sack) {
-                self.losses.note_sacked(from, end);
+            if self.options.sack {
+                // R was sent a block for each range when its newest bytes came.
+                for (from, end) in self.receiver.out_of_order().iter() {
+                    self.losses.note_sacked(from, end);
+                }
             }
         }
     }

@@ -2,6 +2,7 @@
 //! box, because most flows have none.
 
 use crate::limits;
+use crate::store::ranges::{InsertOutcome, Ranges};
 use crate::tcp::outbound::RemoteSack;
 use crate::tcp::outbound::flooded::{Before, Flooded};
 use crate::tcp::sender::{Path, Recovery};
@@ -32,10 +33,9 @@ struct Known {
     before: Option<Box<Before>>,
     /// The right edge that G was shown by a box that has gone, if R did not show it.
     promised: u64,
-    /// End of the highest SACK block that R was sent, while R's bytes are acknowledged late.
-    sacked: u64,
-    /// Where the lowest of those blocks begins.
-    sacked_from: u64,
+    /// The SACK blocks that R was sent and G has not acknowledged, while R's bytes are acknowledged
+    /// late.
+    sacked: Ranges,
     /// Data segments of G in a row that came from farther than its handshake.
     farther: u8,
     /// Copies of G that found R's window shut although G was shown some.
@@ -155,29 +155,36 @@ impl Losses {
         self.forget(guest_una);
     }
 
-    /// R was sent SACK blocks, the first of which begins at `from` and the last ends at `end`, and
-    /// is acknowledged late.
+    /// R was sent a SACK block, and is acknowledged late. Of more blocks than there is room for,
+    /// those from the lowest to the highest count as one, and R waits where it need not.
     pub(crate) fn note_sacked(&mut self, from: u64, end: u64) {
-        let known = self.0.get_or_insert_default();
-        known.sacked_from = from; // blocks leave above an ACK of all that lies in order
-        known.sacked = known.sacked.max(end);
+        let sacked = &mut self.0.get_or_insert_default().sacked;
+        if sacked.insert(from, end) == InsertOutcome::Full {
+            let lowest = sacked.iter().next().map_or(from, |(lowest, _)| lowest.min(from));
+            sacked.insert(lowest, sacked.max_end().map_or(end, |highest| highest.max(end)));
+        }
     }
 
     /// R has waited for the acknowledgement of what it was SACKed long enough.
     pub(crate) fn forget_sacked(&mut self) {
+        self.forget_sacked_below(u64::MAX);
+    }
+
+    /// G has acknowledged everything below `una`.
+    pub(crate) fn forget_sacked_below(&mut self, una: u64) {
         if let Some(known) = self.0.as_mut() {
-            known.sacked = 0;
+            known.sacked.remove_below(una);
         }
     }
 
-    /// Where the lowest SACK block begins that R was sent: below it an ACK ends in none.
-    pub(crate) fn sacked_from(&self) -> u64 {
-        self.0.as_ref().map_or(0, |known| known.sacked_from)
+    /// `seq` lies in a SACK block that R was sent.
+    pub(crate) fn is_sacked(&self, seq: u64) -> bool {
+        self.0.as_ref().is_some_and(|known| known.sacked.contiguous_from(seq) > seq)
     }
 
-    /// End of the highest SACK block that R was sent; G may have acknowledged it since.
-    pub(crate) fn sacked(&self) -> u64 {
-        self.0.as_ref().map_or(0, |known| known.sacked)
+    /// End of the highest SACK block that R was sent, if G has not acknowledged it; else 0.
+    pub(crate) fn sacked_end(&self) -> u64 {
+        self.0.as_ref().and_then(|known| known.sacked.max_end()).unwrap_or(0)
     }
 
     /// The bytes that G lacks.
@@ -294,7 +301,7 @@ impl Losses {
                 && known.unsent == 0
                 && known.before.is_none()
                 && known.promised == 0
-                && known.sacked <= guest_una
+                && known.sacked.max_end().is_none_or(|end| end <= guest_una)
         };
         if self.0.as_deref().is_some_and(over) {
             self.0 = None;
@@ -304,5 +311,29 @@ impl Losses {
     /// The flow leaves the path. Kept bytes were given back before.
     pub(crate) fn clear(&mut self) {
         self.0 = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn life_13_more_blocks_than_there_is_room_for_count_as_one() {
+        let most = u64::try_from(limits::OOO_RANGES_MAX).unwrap();
+        let mut losses = Losses::default();
+        for n in 1..=most {
+            losses.note_sacked(100 * n, 100 * n + 50);
+        }
+        assert!(losses.is_sacked(149) && !losses.is_sacked(150) && !losses.is_sacked(99));
+        losses.forget_sacked_below(120);
+        losses.note_sacked(100 * most + 60, 100 * most + 70);
+        assert!(losses.is_sacked(150), "more than there is room for");
+        assert!(!losses.is_sacked(119) && losses.is_sacked(120));
+        assert_eq!(losses.sacked_end(), 100 * most + 70);
+        losses.forget_sacked_below(losses.sacked_end());
+        assert_eq!(losses.sacked_end(), 0);
+        losses.forget(0);
+        assert!(!losses.any());
     }
 }

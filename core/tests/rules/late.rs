@@ -183,6 +183,57 @@ fn life_13_the_ack_moves_over_a_block_at_once() {
     r.gets("1 ack 7001");
 }
 
+/// Between two blocks there is a place for an ACK.
+#[test]
+fn life_13_an_ack_between_two_blocks_leaves_at_once() {
+    let (_w, r, g) = late(&Setup::new());
+    for at in [2001, 4001, 6001] {
+        r.sends(&format!("{at}:{}", at + 1000));
+        r.gets_last_any();
+    }
+    for at in [1001, 3001, 5001] {
+        r.sends(&format!("{at}:{}", at + 1000));
+    }
+    r.gets_nothing();
+    g.takes_all();
+    for (at, acknowledged) in [(1501, 1501), (2501, 1501), (3001, 3001), (3501, 3501)] {
+        g.sends(&format!("ack {at}"));
+        if at == acknowledged {
+            r.gets(&format!("1 ack {at}"));
+        }
+        r.gets_nothing();
+    }
+    g.sends("ack 4001");
+    r.gets_nothing();
+    g.sends("ack 6501"); // over the second block into the third
+    r.gets_nothing();
+    g.sends("ack 7001");
+    r.gets("1 ack 7001");
+}
+
+/// Found by simulation (seed 5204): each ACK of G in a block made the edge a little larger.
+#[test]
+fn life_13_an_ack_that_waits_behind_a_block_shows_no_crumbs_of_window() {
+    let (_w, r, g) = late(&Setup::new());
+    g.shows_window(400_000);
+    g.sends("ack 1001");
+    let shown = edge_of(&r.gets("1 ack 1001"));
+    r.sends("2001:5001");
+    r.gets("1 ack 1001 <sack 2001:5001>");
+    r.sends("1001:2001");
+    g.takes_all();
+    g.sends("ack 2501"); // its edge is 1500 bytes larger
+    assert!(edge_of(&r.gets("1 ack 1001")) >= shown + 1000);
+    for at in [2801, 3101, 3301] {
+        g.sends(&format!("ack {at}"));
+        r.gets_nothing();
+    }
+    g.sends("ack 3601");
+    assert!(edge_of(&r.gets("1 ack 1001")) >= shown + 2000);
+    g.sends("ack 5001");
+    r.gets("1 ack 5001");
+}
+
 /// R goes back to what is not acknowledged, and sends its ACKs from there (BSD, smoltcp).
 /// Found by simulation (seed 5400): bytes that lay behind a hole when the mode began were taken for
 /// those of blocks, which such an R is never sent.

@@ -1,7 +1,5 @@
 //! The mode of a receiver, late or early (LIFE-12), and what else is unusual about it.
 
-use core::ops::Range;
-
 use crate::tcp::receiver::Receiver;
 
 /// What is unusual about a receiver, one bit each, so that one look sees whether anything is.
@@ -57,13 +55,13 @@ impl Receiver {
         self.odd.has(Odd::LATE | Odd::RESET_WAITS)
     }
 
-    /// The acknowledgement number in the late mode; `una`: that of G, R's FIN counted; `blocks`:
-    /// from the first to the end of the SACK blocks that R was sent.
+    /// The acknowledgement number in the late mode; `una`: that of G, R's FIN counted; `is_sacked`:
+    /// it lies in a SACK block that R was sent.
     ///
     /// R takes an ACK inside a SACK block for a sign that the block was dropped
     /// (`tcp_check_sack_reneging` of Linux 6.18), so the number moves over a block at once.
-    pub(crate) fn late_ack(&self, una: u64, blocks: Range<u64>) -> u64 {
-        let inside = una < self.next && blocks.contains(&una);
+    pub(crate) fn late_ack(&self, una: u64, is_sacked: bool) -> u64 {
+        let inside = una < self.next && is_sacked;
         if inside { self.acks.sent() } else { una.max(self.acks.sent()) }
     }
 

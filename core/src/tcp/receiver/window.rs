@@ -70,7 +70,12 @@ impl Receiver {
             // LIFE-12: late, R is shown the edge of G, as far as it is reserved.
             let late = t.on && !self.reset_waits();
             let follows = late && (t.guest_edge <= own || self.record.is_none());
-            return if follows { self.edge.max(t.guest_edge) } else { self.moved(t, own, late) };
+            // An ACK that waits behind a block (LIFE-13) shows R no crumbs of it meanwhile.
+            return match follows {
+                true if t.guest_una > t.ack => self.moved(t, t.guest_edge, true),
+                true => self.edge.max(t.guest_edge),
+                false => self.moved(t, own, late),
+            };
         }
         if self.record.is_none() {
             return self.edge.max(t.guest_edge); // what passes to G, G itself has room for
