@@ -18,7 +18,7 @@ use self::watched::Watched;
 use crate::favour::Mode;
 use crate::journal::{Entry, Journal, Place, check_plain, take_back};
 use crate::layout::Hierarchy;
-use crate::policy::{Ended, Wait};
+use crate::policy::{Allowance, Ended, Wait};
 use crate::process::{Identity, Stat, Thread};
 use crate::protocol::{Order, Report, VERSION};
 use crate::sys::{Class, set_class};
@@ -252,13 +252,7 @@ impl Booster {
         let terms = (around.unpaid_ns, around.none_has_boost);
         let allowance = account.allowance(now, wish.claim, terms, row);
         if let Some(boost) = &mut vm.boost {
-            boost.wish = wish;
-            // Bytes may have more than a turn.
-            if let Ok(more) = allowance
-                && more.cpu_ns > boost.allowance.cpu_ns
-            {
-                boost.allowance = more;
-            }
+            boost.go_on(wish, allowance);
             return;
         }
         match allowance {
@@ -271,27 +265,66 @@ impl Booster {
                 }
             }
             Ok(allowed) => {
-                vm.look_anew(self.hierarchy.as_ref());
-                match vm.begin(now, &mut self.journal, wish, allowed) {
-                    Ok(()) => {
-                        if let Some(account) = &mut vm.account {
-                            account.numbers.boosts += 1;
-                        }
-                    }
-                    Err(why) => {
-                        vm.failed = Some((now + nanos(FAILED), why.clone()));
-                        refuse(vm, why);
-                    }
+                if vm.mode == Mode::Paying {
+                    vm.refresh();
+                    self.pay(now, number); // until now
                 }
+                self.begin(now, number, wish, allowed);
             }
         }
+    }
+
+    fn begin(&mut self, now: u64, number: u16, wish: Wish, allowed: Allowance) {
+        let Some(vm) = self.vms.get_mut(&number) else { return };
+        vm.look_anew(self.hierarchy.as_ref());
+        match vm.begin(now, &mut self.journal, wish, allowed) {
+            Ok(()) => {
+                if let Some(account) = &mut vm.account {
+                    account.numbers.boosts += 1;
+                }
+            }
+            Err(why) => {
+                vm.failed = Some((now + nanos(FAILED), why.clone()));
+                refuse(vm, why);
+            }
+        }
+    }
+
+    /// A VM has paid for a while.
+    fn pay(&mut self, now: u64, number: u16) {
+        let n = self.competitors(number);
+        let Some(vm) = self.vms.get(&number) else { return };
+        let Some(account) = &vm.account else { return };
+        let mut step = vm.step(now, n);
+        if account.would_be_even(step) {
+            vm.refresh();
+            step = vm.step(now, n);
+        }
+        let contested = step.paid_ns() < 0 && self.is_contested(number);
+        let Some(vm) = self.vms.get_mut(&number) else { return };
+        if let Err(why) = vm.pay(&mut self.journal, step, contested) {
+            refuse(vm, why);
+        }
+    }
+
+    /// More threads of VMs want the cores of this one than there are cores.
+    fn is_contested(&self, number: u16) -> bool {
+        let Some(vm) = self.vms.get(&number) else { return false };
+        let there = self.vms.values().filter(|it| meet(&vm.cpus, &it.cpus));
+        let mut wanted = 0;
+        for it in there {
+            wanted += it.runnable();
+            if wanted > vm.cpus.len() {
+                return true;
+            }
+        }
+        false
     }
 
     /// Looks at boosts and payments, and now and then at everything else.
     fn look(&mut self, now: u64) -> Result<()> {
         let numbers: Vec<u16> = self.vms.keys().copied().collect();
         for number in numbers {
-            let n = self.competitors(number);
             let Some(vm) = self.vms.get_mut(&number) else { continue };
             match vm.mode {
                 Mode::Favoured => {
@@ -299,11 +332,7 @@ impl Booster {
                         self.end(now, number, ended);
                     }
                 }
-                Mode::Paying => {
-                    if let Err(why) = vm.pay(now, &mut self.journal, n) {
-                        refuse(vm, why);
-                    }
-                }
+                Mode::Paying => self.pay(now, number),
                 Mode::Normal => {}
             }
         }

@@ -75,6 +75,14 @@ impl Vcpu {
         Ok(())
     }
 
+    /// Brings its CPU time up to date; see there.
+    pub(crate) fn refresh(&self) {
+        // A change of its class has done so.
+        if self.thread.stat().is_ok_and(|stat| stat.class == Class::NORMAL) {
+            let _ = set_class(self.thread.id.tid, Class::NORMAL); // or it stays as it was
+        }
+    }
+
     fn forget(&mut self, journal: &mut Journal) {
         self.is_low = false;
         if let Some(place) = self.place.take() {
@@ -121,4 +129,59 @@ pub(crate) fn weigh(
     }
     let weight = if mode == Mode::Favoured { high } else { low };
     write(file, weight.to_string()).map_err(explain)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::process::{Identity, Stat};
+
+    /// Linux is at least this one.
+    fn is_since(major: u32, minor: u32) -> bool {
+        let release = read_to_string("/proc/sys/kernel/osrelease").unwrap();
+        let mut parts = release.split(['.', '-']).map_while(|part| part.parse().ok());
+        parts.next().zip(parts.next()) >= Some((major, minor))
+    }
+
+    #[test]
+    fn bst_02_the_cpu_time_of_a_running_thread_is_exact_and_not_of_the_last_tick() {
+        if !is_since(6, 12) {
+            return; // see Vm::refresh
+        }
+        let (tid, stops) = (AtomicI32::new(0), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                tid.store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::Release);
+                while !stops.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+            let tid = loop {
+                match tid.load(Ordering::Acquire) {
+                    0 => std::thread::yield_now(),
+                    tid => break tid,
+                }
+            };
+            let pid = std::process::id().cast_signed();
+            let id = Identity { pid, tid, start: Stat::of(tid).unwrap().start };
+            let vcpu = Vcpu::new(Thread::open(id).unwrap());
+            let used = || vcpu.thread.used_and_waited().unwrap().0;
+            // A tick has 1 to 10 ms, so it comes in few rounds; and on a busy machine the thread
+            // runs in few. Without new times one in 150 would be newer.
+            let newer = (0..2000).filter(|_| {
+                vcpu.refresh();
+                let begin = Instant::now();
+                while begin.elapsed() < Duration::from_micros(200) {}
+                let before = used();
+                vcpu.refresh();
+                used() > before
+            });
+            let newer = newer.take(60).count();
+            stops.store(true, Ordering::Relaxed);
+            assert_eq!(newer, 60);
+        });
+    }
 }

@@ -4,9 +4,9 @@
 //! budget. Its **debt** is the favoured CPU time that is not paid back. With `n` competitors for a
 //! core, a fair share of it is 1/n: a VM that ran for D while it was favoured had D (n-1)/n more
 //! than its share. While it pays it gets next to nothing: a wall time of D (n-1), of which its
-//! share would have been D (n-1)/n, makes it even. `n` is measured: the sum of what all VMs on the
-//! core use and wait for, over the last second. Without competition nobody pays, and nothing is
-//! owed.
+//! share would have been D (n-1)/n, makes it even; what it gets nevertheless is paid, too. `n` is
+//! measured: the sum of what all VMs on the core use and wait for, over the last second. Without
+//! competition nobody pays, and nothing is owed.
 
 use nightporter_api::BoostAccount;
 
@@ -68,12 +68,41 @@ pub enum Wait {
     Neighbours,
 }
 
+/// A while in which a VM paid.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    /// Its length.
+    pub wall_ns: u64,
+    /// CPU time that the VM had meanwhile.
+    pub cpu_ns: u64,
+    /// Competitors for each core.
+    pub n: f64,
+    /// Cores that the VM wants itself, at least 1.
+    pub own: f64,
+}
+
+impl Step {
+    /// Debt that is paid. A debt of D is D (n-1)/n more than the VM's share, which of this while
+    /// was `own`/n. Below zero: it had more than that share, at most all that it had.
+    #[must_use]
+    pub fn paid_ns(&self) -> i64 {
+        let Self { wall_ns, cpu_ns, n, own } = *self;
+        #[expect(clippy::cast_precision_loss, reason = "milliseconds are far below 2^52 ns")]
+        let (wall, cpu) = (wall_ns as f64, cpu_ns as f64);
+        let paid = (own.max(1.0) * wall - n * cpu) / (n - 1.0).max(COMPETITION_MIN - 1.0);
+        #[expect(clippy::cast_possible_truncation, reason = "it is not")]
+        let paid = paid.max(-cpu) as i64;
+        paid
+    }
+}
+
 /// The account of one VM.
 #[derive(Clone, Debug)]
 pub struct Account {
     budget_ns: u64,
     window_ns: u64,
-    tokens_ns: u64,
+    /// Below zero after a boost that had more than there was: it is looked at each millisecond.
+    tokens_ns: i64,
     refilled_at: u64,
     debt_ns: u64,
     /// The last ends, newest lowest; a bit is one that was waste.
@@ -90,7 +119,7 @@ impl Account {
         Self {
             budget_ns: budget.cpu_us.saturating_mul(1000),
             window_ns: budget.window_us.saturating_mul(1000).max(1),
-            tokens_ns: budget.cpu_us.saturating_mul(1000),
+            tokens_ns: signed(budget.cpu_us.saturating_mul(1000)),
             refilled_at: now,
             debt_ns: 0,
             ends: 0,
@@ -129,7 +158,7 @@ impl Account {
         }
         self.refill(now);
         let kept = if claim == Claim::Turn { self.budget_ns / 2 } else { 0 };
-        let tokens = self.tokens_ns.saturating_sub(kept);
+        let tokens = u64::try_from(self.tokens_ns - signed(kept)).unwrap_or(0);
         if tokens < LEAST_NS {
             return Err(Wait::Empty);
         }
@@ -145,24 +174,29 @@ impl Account {
     /// It ran for `cpu_ns` while it was favoured, with `n` competitors.
     pub fn spend(&mut self, now: u64, cpu_ns: u64, n: f64) {
         self.refill(now);
-        self.tokens_ns = self.tokens_ns.saturating_sub(cpu_ns);
+        self.tokens_ns = self.tokens_ns.saturating_sub(signed(cpu_ns));
         self.numbers.favoured_us += cpu_ns / 1000;
         if n >= COMPETITION_MIN {
             self.debt_ns += cpu_ns;
         }
     }
 
-    /// It paid for `wall_ns`, in which it ran for `cpu_ns`, with `n` competitors. `true`: it is
-    /// even.
-    pub fn pay(&mut self, wall_ns: u64, cpu_ns: u64, n: f64) -> bool {
-        if n < COMPETITION_MIN {
+    /// After [`Self::pay`] it would be even.
+    #[must_use]
+    pub fn would_be_even(&self, step: Step) -> bool {
+        step.n < COMPETITION_MIN || step.paid_ns() >= signed(self.debt_ns)
+    }
+
+    /// It paid for a while. What it had beyond its share meanwhile is owed, too, if it is
+    /// `contested`: threads waited for the core. `true`: it is even.
+    pub fn pay(&mut self, step: Step, contested: bool) -> bool {
+        if step.n < COMPETITION_MIN {
             self.debt_ns = 0;
+        } else {
+            let paid = step.paid_ns();
+            let paid = if contested { paid } else { paid.max(0) };
+            self.debt_ns = self.debt_ns.saturating_add_signed(paid.saturating_neg());
         }
-        #[expect(clippy::cast_precision_loss, reason = "milliseconds are far below 2^52 ns")]
-        let paid = ((wall_ns as f64 - n * cpu_ns as f64) / (n - 1.0)).max(0.0);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is not")]
-        let paid = paid as u64;
-        self.debt_ns = self.debt_ns.saturating_sub(paid);
         self.debt_ns == 0
     }
 
@@ -204,10 +238,15 @@ impl Account {
         if gained == 0 {
             return; // so that short spans add up
         }
-        let gained = u64::try_from(gained).unwrap_or(u64::MAX);
-        self.tokens_ns = self.tokens_ns.saturating_add(gained).min(self.budget_ns);
+        let gained = i64::try_from(gained).unwrap_or(i64::MAX);
+        self.tokens_ns = self.tokens_ns.saturating_add(gained).min(signed(self.budget_ns));
         self.refilled_at = now;
     }
+}
+
+/// Nanoseconds that are few.
+fn signed(ns: u64) -> i64 {
+    i64::try_from(ns).unwrap_or(i64::MAX)
 }
 
 /// Favoured CPU time in a row on the cores of a VM, of all VMs there, so that a neighbour waits at
@@ -320,6 +359,22 @@ mod tests {
     }
 
     #[test]
+    fn bst_02_what_a_boost_used_beyond_its_tokens_is_paid_from_the_next_ones() {
+        let mut it = account();
+        let (overshoot, mut most) = (MS, 0);
+        let mut used = 0;
+        for now in (0..900 * MS).step_by(100_000) {
+            if let Ok(allowed) = allowed(&mut it, now, Claim::Bytes, 0, true) {
+                used += allowed + overshoot;
+                it.spend(now, allowed + overshoot, 1.0);
+            }
+            most = most.max(used.saturating_sub(now / 6));
+        }
+        assert_eq!(most, 15 * MS + overshoot, "B and one overshoot beyond its rate");
+        assert!(used > 150 * MS, "and all that came in: {used}");
+    }
+
+    #[test]
     fn bst_02_looking_often_does_not_lose_tokens() {
         let mut it = account();
         it.spend(0, 15 * MS, 1.0);
@@ -353,24 +408,45 @@ mod tests {
 
     #[test]
     fn bst_02_with_n_competitors_a_debt_costs_n_minus_1_times_its_length() {
+        let step = |wall_ns, cpu_ns, n| Step { wall_ns, cpu_ns, n, own: 1.0 };
         for n in [2, 3, 5_u32] {
             let mut it = account();
             it.spend(0, 6 * MS, n.into());
             for ms in 1..=6 * (n - 1) {
-                assert_eq!(it.pay(MS, 0, n.into()), ms == 6 * (n - 1), "{n}: {ms}");
+                assert_eq!(it.would_be_even(step(MS, 0, n.into())), ms == 6 * (n - 1));
+                assert_eq!(it.pay(step(MS, 0, n.into()), true), ms == 6 * (n - 1), "{n}: {ms}");
             }
         }
         // What it got while it paid is not paid.
         let mut it = account();
         it.spend(0, 6 * MS, 2.0);
-        assert!(!it.pay(6 * MS, MS, 2.0));
-        assert_eq!(it.debt_ns(), 2 * MS);
-        assert!(!it.pay(6 * MS, 6 * MS, 2.0), "it had the core");
+        assert!(!it.pay(step(6 * MS, MS, 2.0), true));
         assert_eq!(it.debt_ns(), 2 * MS);
         // And nobody is there to be paid.
-        assert!(it.pay(0, 0, 1.0));
+        assert!(it.pay(step(0, 0, 1.0), false));
         it.spend(0, MS, 1.0);
         assert_eq!(it.debt_ns(), 0);
+        // Two vCPUs have two shares to stand back from.
+        it.spend(0, 6 * MS, 2.0);
+        assert!(it.pay(Step { wall_ns: 3 * MS, cpu_ns: 0, n: 2.0, own: 2.0 }, true));
+    }
+
+    #[test]
+    fn bst_02_what_a_vm_has_beyond_its_share_while_it_pays_is_owed_too() {
+        let step = |wall_ns, cpu_ns| Step { wall_ns, cpu_ns, n: 3.0, own: 1.0 };
+        let mut it = account();
+        it.spend(0, 2 * MS, 3.0);
+        // Its neighbours waited while it finished its slice.
+        assert!(!it.pay(step(3 * MS, 3 * MS), true));
+        assert_eq!(it.debt_ns(), 5 * MS);
+        // Nobody wanted the core.
+        assert!(!it.pay(step(3 * MS, 3 * MS), false));
+        assert_eq!(it.debt_ns(), 5 * MS);
+        assert!(it.pay(step(10 * MS, 0), true));
+        // In any case never more than it had.
+        it.spend(0, MS, 3.0);
+        it.pay(step(0, 3 * MS), true);
+        assert_eq!(it.debt_ns(), 4 * MS);
     }
 
     #[test]

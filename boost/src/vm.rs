@@ -8,12 +8,12 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 use crate::favour::{Mode, Vcpu, Weighed, weigh};
 use crate::journal::{Journal, check_plain};
 use crate::layout::{Hierarchy, Means};
-use crate::policy::{Account, Allowance, Demand, Ended, Row, SLEEP_MAX_NS};
+use crate::policy::{Account, Allowance, Demand, Ended, Row, SLEEP_MAX_NS, Step, Wait};
 use crate::process::{Process, Thread};
 use crate::protocol::{Budget, Claim};
 
 /// What a VM wants its core for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Wish {
     pub(crate) claim: Claim,
     pub(crate) until: u64,
@@ -38,6 +38,21 @@ pub(crate) struct Boost {
 }
 
 impl Boost {
+    /// It lasts, for another wish perhaps. `allowance`: what a boost for it may take now, from the
+    /// beginning of this one on.
+    pub(crate) fn go_on(&mut self, wish: Wish, allowance: Result<Allowance, Wait>) {
+        // Of the half for bytes a turn has nothing, also where it follows them.
+        let is_less = wish.claim == Claim::Turn && self.wish.claim != Claim::Turn;
+        self.wish = wish;
+        match allowance {
+            Ok(it) if is_less || it.cpu_ns > self.allowance.cpu_ns => self.allowance = it,
+            Err(Wait::Empty) if is_less => {
+                self.allowance = Allowance { cpu_ns: self.seen_ns, limit: Ended::Budget };
+            }
+            _ => {}
+        }
+    }
+
     /// The VM took some of what it was owed. While its application reads it has taken all of it.
     fn is_served(&self) -> bool {
         self.wish.claim == Claim::Reading || self.wish.taken != self.taken_before
@@ -196,7 +211,7 @@ impl Vm {
     }
 
     /// How many of its threads run or wait for a core.
-    fn runnable(&self) -> usize {
+    pub(crate) fn runnable(&self) -> usize {
         let is = |vcpu: &&Vcpu| vcpu.thread.stat().is_ok_and(|stat| stat.is_runnable());
         self.vcpus.iter().filter(is).count()
     }
@@ -210,7 +225,6 @@ impl Vm {
     ) -> Result<(), String> {
         // Of several vCPUs those that could run; if all sleep, whichever is woken.
         let runnable = if self.vcpus.len() > 1 { self.runnable() } else { 0 };
-        self.settle_payment(now);
         for vcpu in &mut self.vcpus {
             if runnable == 0 || vcpu.thread.stat().is_ok_and(|stat| stat.is_runnable()) {
                 let favours = matches!(self.means, Some(Means::Nice));
@@ -225,6 +239,7 @@ impl Vm {
             weigh(journal, means, &mut self.weighed, Mode::Favoured)?;
         }
         self.mode = Mode::Favoured;
+        self.refresh();
         self.boost = Some(Boost {
             wish,
             allowance,
@@ -269,8 +284,8 @@ impl Vm {
         let Some(boost) = self.boost.take() else { return Ok(0) };
         let owes = |vm: &Self| vm.account.as_ref().is_some_and(|it| it.debt_ns() > 0);
         let owed = owes(self);
-        // A change of class brings the threads' times up to date.
         let mut result = self.set(journal, if owed { Mode::Paying } else { Mode::Normal });
+        self.refresh();
         let used = self.used_and_waited().0;
         self.paying = (now, used);
         let used = used.saturating_sub(boost.used_before);
@@ -284,18 +299,36 @@ impl Vm {
         result.map(|()| used)
     }
 
-    /// While it pays: it may be even.
-    pub(crate) fn pay(&mut self, now: u64, journal: &mut Journal, n: f64) -> Result<(), String> {
-        let used = self.used_and_waited().0;
-        let (since, before) = std::mem::replace(&mut self.paying, (now, used));
-        let (wall, cpu) = (now.saturating_sub(since), used.saturating_sub(before));
-        let even = self.account.as_mut().is_none_or(|account| account.pay(wall, cpu, n));
+    /// What it has paid since it was last asked. The payment stands still while it is favoured.
+    pub(crate) fn step(&self, now: u64, n: f64) -> Step {
+        let (since, before) = self.paying;
+        let (wall_ns, cpu_ns) =
+            (now.saturating_sub(since), self.used_and_waited().0.saturating_sub(before));
+        Step { wall_ns, cpu_ns, n, own: self.demand.mean() }
+    }
+
+    /// It has paid that, and may be even.
+    pub(crate) fn pay(
+        &mut self,
+        journal: &mut Journal,
+        step: Step,
+        contested: bool,
+    ) -> Result<(), String> {
+        self.paying = (self.paying.0 + step.wall_ns, self.paying.1 + step.cpu_ns);
+        let even = self.account.as_mut().is_none_or(|account| account.pay(step, contested));
         if even { self.set(journal, Mode::Normal) } else { Ok(()) }
     }
 
-    /// A boost begins while it pays: the payment stands still.
-    fn settle_payment(&mut self, now: u64) {
-        self.paying.0 = now;
+    /// Brings the CPU times of its threads up to date, where the kernel does so: since Linux 6.12 a
+    /// thread is given its class anew also if it has it (`__sched_setscheduler` in
+    /// kernel/sched/syscalls.c compares no slice with the default one). Elsewhere they are as old
+    /// as the last tick, as all other readings are: the clock of another process's thread is
+    /// refused, and that of a process adds up what `schedstat` shows (`pid_for_clock`,
+    /// kernel/time/posix-cpu-timers.c; `thread_group_cputime`, kernel/sched/cputime.c).
+    pub(crate) fn refresh(&self) {
+        for vcpu in &self.vcpus {
+            vcpu.refresh();
+        }
     }
 
     /// Brings all that it has into `mode`.
@@ -311,5 +344,40 @@ impl Vm {
         }
         self.mode = mode;
         result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bst_01_a_boost_for_bytes_that_goes_on_for_a_turn_has_no_more_than_a_turn_may_have() {
+        const MS: u64 = 1_000_000;
+        let wish = |claim| Wish { claim, until: 50 * MS, taken: 0 };
+        let budget = |cpu_ns| Allowance { cpu_ns, limit: Ended::Budget };
+        let boost = |claim, seen_ns| Boost {
+            wish: wish(claim),
+            allowance: budget(15 * MS),
+            taken_before: 0,
+            seen_ns,
+            looked_at: 0,
+            awake_at: 0,
+            used_before: 0,
+        };
+        let mut it = boost(Claim::Bytes, 2 * MS);
+        it.go_on(wish(Claim::Turn), Ok(budget(7 * MS)));
+        assert_eq!(it.allowance, budget(7 * MS));
+        // It is told once more; nothing has come in, and the neighbours are owed more.
+        it.go_on(wish(Claim::Turn), Ok(budget(6 * MS)));
+        it.go_on(wish(Claim::Turn), Err(Wait::Neighbours));
+        assert_eq!(it.allowance, budget(7 * MS));
+        it.go_on(wish(Claim::Bytes), Ok(budget(14 * MS)));
+        assert_eq!(it.allowance, budget(14 * MS), "bytes may have more");
+        it.go_on(wish(Claim::Reading), Ok(budget(14 * MS)));
+        assert_eq!(it.allowance, budget(14 * MS));
+        // What a turn may have is used up.
+        it.go_on(wish(Claim::Turn), Err(Wait::Empty));
+        assert_eq!(it.allowance, budget(2 * MS));
     }
 }

@@ -26,10 +26,10 @@ use rustix::net::{
 use crate::config::{Config, VmConfig};
 use crate::token::{Token, watch_for};
 
-/// While a guest has yet to see a frame, whether it has is looked at so often; and so often at most
-/// is told that it takes what it is owed.
+/// While a guest has yet to see a frame, whether it has is looked at so often.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
-/// An end that moves by less is not told.
+/// An end that moves by less is not told; and so often at most is told that a guest takes what it
+/// is owed.
 const STEP: Duration = Duration::from_millis(5);
 /// Packets of the booster that are read in one turn.
 const REPORTS_PER_TURN: usize = 64;
@@ -45,7 +45,8 @@ struct Known {
     pid: i32,
     /// What the booster was told last.
     told: Option<wanting::Want>,
-    told_at: Instant,
+    /// When it was told last that its guest takes what it is owed.
+    taken_at: Instant,
     account: Option<BoostAccount>,
 }
 
@@ -58,6 +59,41 @@ impl Known {
             boost: self.boost,
             vcpu_cgroup: self.vcpu_cgroup.clone(),
         }
+    }
+
+    /// What the booster has to be told, now that the VM has this `want`.
+    fn tell(&mut self, now: Instant, want: Option<wanting::Want>) -> Option<Order> {
+        let vm = self.port.0;
+        let told = self.told.filter(|told| told.until > now);
+        let order = match want {
+            None => told.map(|_| Order::End { vm }),
+            Some(want) => {
+                if !is_news(want, told, now >= self.taken_at + STEP) {
+                    return None;
+                }
+                let claim = match want.claim {
+                    wanting::Claim::Bytes => Claim::Bytes,
+                    wanting::Claim::Reading => Claim::Reading,
+                    wanting::Claim::Turn => Claim::Turn,
+                };
+                let for_us = want.until.since(now).as_nanos() / 1000;
+                Some(Order::Boost { vm, claim, for_us, taken: want.taken })
+            }
+        };
+        if want.zip(told).is_some_and(|(want, told)| want.taken != told.taken) {
+            self.taken_at = now;
+        }
+        self.told = want;
+        order
+    }
+
+    /// After [`Self::tell`]: when to look again.
+    fn look_at(&self, now: Instant, want: Option<wanting::Want>) -> Option<Instant> {
+        let want = want?;
+        let turn = (want.claim == wanting::Claim::Turn).then_some(now + LOOK_INTERVAL);
+        let told = self.told.is_none_or(|told| told.taken == want.taken);
+        let taken = (!told).then_some(self.taken_at + STEP);
+        turn.into_iter().chain(taken).min()
     }
 }
 
@@ -130,7 +166,7 @@ impl Booster {
                     vcpu_cgroup: None,
                     pid: 0,
                     told: None,
-                    told_at: Instant::ZERO,
+                    taken_at: Instant::ZERO,
                     account: None,
                 });
                 self.vms.len() - 1
@@ -234,32 +270,9 @@ impl Booster {
             if known.boost.is_none() {
                 continue;
             }
-            let (vm, told) = (known.port.0, known.told.filter(|told| told.until > now));
-            let again_at = known.told_at + LOOK_INTERVAL;
             let want = engine.poll_want(now, known.port);
-            if want.is_some_and(|want| want.claim == wanting::Claim::Turn) {
-                self.look_at = Some(now + LOOK_INTERVAL);
-            }
-            let order = match (want, told) {
-                (None, None) => None,
-                (None, Some(_)) => Some(Order::End { vm }),
-                (Some(want), told) if is_news(want, told, now >= again_at) => {
-                    let claim = match want.claim {
-                        wanting::Claim::Bytes => Claim::Bytes,
-                        wanting::Claim::Reading => Claim::Reading,
-                        wanting::Claim::Turn => Claim::Turn,
-                    };
-                    let for_us = want.until.since(now).as_nanos() / 1000;
-                    Some(Order::Boost { vm, claim, for_us, taken: want.taken })
-                }
-                (Some(want), told) => {
-                    if told.is_some_and(|told| told.taken != want.taken) {
-                        self.look_at = self.look_at.into_iter().chain([again_at]).min();
-                    }
-                    continue;
-                }
-            };
-            (self.vms[at].told, self.vms[at].told_at) = (want, now);
+            let order = self.vms[at].tell(now, want);
+            self.look_at = self.look_at.into_iter().chain(self.vms[at].look_at(now, want)).min();
             if let Some(order) = order {
                 self.send(&order);
             }
@@ -292,4 +305,47 @@ fn is_news(want: wanting::Want, told: Option<wanting::Want>, is_due: bool) -> bo
         let until = want.until < told.until || want.until.since(told.until) >= STEP;
         claim || until || taken && is_due
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bst_01_that_a_guest_takes_what_it_is_owed_is_told_at_most_each_5_ms() {
+        let mut known = Known {
+            port: PortId(3),
+            name: "vm".into(),
+            boost: None,
+            vcpu_cgroup: None,
+            pid: 0,
+            told: None,
+            taken_at: Instant::ZERO,
+            account: None,
+        };
+        let at = |ms: u64| Instant::ZERO + Duration::from_millis(1000 + ms);
+        let want =
+            |taken| Some(wanting::Want { claim: wanting::Claim::Bytes, until: at(500), taken });
+        let took = |order: Option<Order>| match order {
+            Some(Order::Boost { taken, .. }) => Some(taken),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(took(known.tell(at(0), want(0))), Some(0));
+        // It acknowledges each millisecond. The first time is told at once: it says that the boost
+        // is no waste.
+        let mut told = Vec::new();
+        for ms in 1..=12_u64 {
+            if let Some(order) = known.tell(at(ms), want(u32::try_from(ms).unwrap())) {
+                told.push((ms, took(Some(order)).unwrap()));
+            }
+        }
+        assert_eq!(told, [(1, 1), (6, 6), (11, 11)]);
+        assert_eq!(known.look_at(at(12), want(12)), Some(at(16)), "and the last one, too");
+        assert_eq!(known.tell(at(13), want(12)), None);
+        assert_eq!(took(known.tell(at(16), want(12))), Some(12));
+        assert_eq!(known.look_at(at(16), want(12)), None);
+        // An end is told at once.
+        assert_eq!(known.tell(at(17), None), Some(Order::End { vm: 3 }));
+        assert_eq!(known.tell(at(18), None), None);
+    }
 }
