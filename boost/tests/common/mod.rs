@@ -244,6 +244,16 @@ impl Booster {
     pub(crate) fn account(
         &mut self,
         vm: u16,
+        fits: impl FnMut(&BoostAccount) -> bool,
+    ) -> BoostAccount {
+        self.account_after(vm, |_| (), fits)
+    }
+
+    /// The same; until then this happens again and again, each few milliseconds.
+    pub(crate) fn account_after(
+        &mut self,
+        vm: u16,
+        mut happens: impl FnMut(&Self),
         mut fits: impl FnMut(&BoostAccount) -> bool,
     ) -> BoostAccount {
         let begin = Instant::now();
@@ -253,7 +263,8 @@ impl Booster {
                 return account;
             }
             assert!(begin.elapsed() < LATE, "no such account: {:?}", self.account.take());
-            if let Some((number, account)) = self.hears(100)
+            happens(self);
+            if let Some((number, account)) = self.hears(5)
                 && number == vm
             {
                 last = Some(account);
