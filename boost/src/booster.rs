@@ -18,7 +18,7 @@ use self::watched::Watched;
 use crate::favour::Mode;
 use crate::journal::{Entry, Journal, Place, check_plain, take_back};
 use crate::layout::Hierarchy;
-use crate::policy::{Allowance, Ended, Wait};
+use crate::policy::{Allowance, Ended, Wait, competitors};
 use crate::process::{Identity, Stat, Thread};
 use crate::protocol::{Order, Report, VERSION};
 use crate::sys::{Class, set_class};
@@ -395,10 +395,7 @@ impl Booster {
     fn competitors(&self, number: u16) -> f64 {
         let Some(vm) = self.vms.get(&number) else { return 1.0 };
         let there = self.vms.values().filter(|it| meet(&vm.cpus, &it.cpus));
-        let wanted: f64 = there.map(|it| it.demand.mean()).sum();
-        #[expect(clippy::cast_precision_loss, reason = "few cores")]
-        let cores = vm.cpus.len().max(1) as f64;
-        (wanted / cores).max(1.0)
+        competitors(vm.cpus.len(), there.map(|it| &it.demand))
     }
 
     /// Who may be boosted, and by which means.

@@ -5,8 +5,8 @@
 //! core, a fair share of it is 1/n: a VM that ran for D while it was favoured had D (n-1)/n more
 //! than its share. While it pays it gets next to nothing: a wall time of D (n-1), of which its
 //! share would have been D (n-1)/n, makes it even; what it gets nevertheless is paid, too. `n` is
-//! measured: the sum of what all VMs on the core use and wait for, over the last second. Without
-//! competition nobody pays, and nothing is owed.
+//! measured: what all VMs on the core have of it and wait for, by what they have, over the last
+//! second. Without competition nobody pays, and nothing is owed.
 
 use nightporter_api::BoostAccount;
 
@@ -28,6 +28,8 @@ pub const ENDS: u32 = 32;
 pub const WASTE_MAX: u32 = 8;
 /// No boost for so long after that.
 pub const REST_NS: u64 = 10_000_000_000;
+/// More competitors are not believed.
+const COMPETITORS_MAX: f64 = 64.0;
 /// Fewer competitors than this are none.
 const COMPETITION_MIN: f64 = 1.05;
 
@@ -289,35 +291,66 @@ impl Row {
     }
 }
 
-/// What a thread uses of a core and waits for, over about a second.
+/// What the threads of a VM have of the cores and wait for, over about a second.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Demand {
-    last: Option<(u64, u64)>,
-    mean: f64,
+    last: Option<(u64, [u64; 2])>,
+    /// Cores that it has, and that it waits for.
+    means: [f64; 2],
 }
 
 impl Demand {
-    /// At `now` it had used and waited for `sum_ns` since it began; `first`: what it seems to want
-    /// as long as nothing else is known, 0 or 1.
-    pub fn note(&mut self, now: u64, sum_ns: u64, first: f64) {
-        let Some((at, before)) = self.last.replace((now, sum_ns)) else {
-            self.mean = first;
+    /// At `now` they had used and waited for so many nanoseconds since they began; `threads`: how
+    /// many there are, and how many run or wait, which is what is known of them at first.
+    pub fn note(&mut self, now: u64, used_and_waited_ns: [u64; 2], threads: [usize; 2]) {
+        #[expect(clippy::cast_precision_loss, reason = "few threads")]
+        let [count, runnable] = threads.map(|threads| threads as f64);
+        let Some((at, before)) = self.last.replace((now, used_and_waited_ns)) else {
+            self.means = [0.0, runnable];
             return;
         };
-        #[expect(clippy::cast_precision_loss, reason = "differences are far below 2^52 ns")]
-        let (span, used) = (now.saturating_sub(at) as f64, sum_ns.saturating_sub(before) as f64);
+        let ns = |ns: u64, before: u64| {
+            #[expect(clippy::cast_precision_loss, reason = "differences are far below 2^52 ns")]
+            let ns = ns.saturating_sub(before) as f64;
+            ns
+        };
+        let span = ns(now, at);
         if span > 0.0 {
             let weight = (span / 1e9).min(1.0);
-            // The kernel counts a wait when it is over: a span may have those of the one before.
-            self.mean += weight * ((used / span).min(4.0) - self.mean);
+            for (place, mean) in self.means.iter_mut().enumerate() {
+                let cores = ns(used_and_waited_ns[place], before[place]) / span;
+                // The kernel counts a wait when it is over: a span may have those of the one
+                // before.
+                *mean += weight * (cores.min(4.0 * count.max(1.0)) - *mean);
+            }
         }
     }
 
     /// Cores that it wants.
     #[must_use]
-    pub const fn mean(&self) -> f64 {
-        self.mean
+    pub const fn wanted(&self) -> f64 {
+        self.means[0] + self.means[1]
     }
+
+    /// Cores that it has.
+    #[must_use]
+    pub const fn had(&self) -> f64 {
+        self.means[0]
+    }
+}
+
+/// How many compete for each of so many cores, where these VMs want them. What the VMs want and do
+/// not have is had by each other, or by other programs: where those take half of a core, twice as
+/// many compete for the rest.
+#[must_use]
+pub fn competitors<'a>(cores: usize, demands: impl Iterator<Item = &'a Demand>) -> f64 {
+    let sum = |(wanted, had): (f64, f64), it: &Demand| (wanted + it.wanted(), had + it.had());
+    let (wanted, had) = demands.fold((0.0, 0.0), sum);
+    #[expect(clippy::cast_precision_loss, reason = "few cores")]
+    let cores = cores.max(1) as f64;
+    // Nothing is known at first, and little where the VMs have hardly run.
+    let had = if had < wanted / COMPETITORS_MAX { cores } else { had.min(cores) };
+    (wanted / had).max(1.0)
 }
 
 #[cfg(test)]
@@ -537,11 +570,38 @@ mod tests {
     #[test]
     fn bst_02_competitors_are_those_who_use_the_core_or_wait_for_it() {
         let mut demand = Demand::default();
-        demand.note(0, 0, 1.0);
-        assert!((demand.mean() - 1.0).abs() < 1e-9);
+        demand.note(0, [0, 0], [2, 1]);
+        assert!((demand.wanted() - 1.0).abs() < 1e-9);
         for tenth in 1..=50 {
-            demand.note(tenth * 100 * MS, tenth * 50 * MS, 1.0);
+            demand.note(tenth * 100 * MS, [tenth * 30 * MS, tenth * 20 * MS], [2, 1]);
         }
-        assert!((demand.mean() - 0.5).abs() < 0.01, "{}", demand.mean());
+        assert!((demand.wanted() - 0.5).abs() < 0.01, "{demand:?}");
+        assert!((demand.had() - 0.3).abs() < 0.01, "{demand:?}");
+    }
+
+    #[test]
+    fn bst_02_other_programs_that_have_a_part_of_the_core_make_competitors_more() {
+        // Each of three always wants a core, and has so many hundredths of one.
+        for (hundredths, expected) in [(33, 3.0), (25, 4.0), (10, 10.0)] {
+            let mut demands = [Demand::default(); 3];
+            for demand in &mut demands {
+                for tenth in 0..=50 {
+                    let used = tenth * hundredths * MS;
+                    demand.note(tenth * 100 * MS, [used, tenth * 100 * MS - used], [1, 1]);
+                }
+            }
+            let n = competitors(1, demands.iter());
+            assert!((n - expected).abs() < 0.1, "{n}, not {expected}");
+        }
+        let mut idle = Demand::default();
+        assert!((competitors(1, [idle].iter()) - 1.0).abs() < 1e-9);
+        idle.note(0, [0, 0], [3, 3]);
+        let n = competitors(2, [idle].iter());
+        assert!((n - 1.5).abs() < 1e-9, "as long as nothing else is known: {n}");
+        for tenth in 1..=100 {
+            idle.note(tenth * 100 * MS, [tenth * 40 * MS, 0], [3, 1]);
+        }
+        let n = competitors(1, [idle].iter());
+        assert!((n - 1.0).abs() < 0.01, "it has all that it wants: {n}");
     }
 }

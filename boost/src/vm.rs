@@ -205,9 +205,7 @@ impl Vm {
     /// Its part in the competition for cores.
     pub(crate) fn note_demand(&mut self, now: u64) {
         let (used, waited) = self.used_and_waited();
-        let runnable = self.runnable();
-        #[expect(clippy::cast_precision_loss, reason = "few threads")]
-        self.demand.note(now, used + waited, runnable as f64);
+        self.demand.note(now, [used, waited], [self.vcpus.len(), self.runnable()]);
     }
 
     /// How many of its threads run or wait for a core.
@@ -304,7 +302,7 @@ impl Vm {
         let (since, before) = self.paying;
         let (wall_ns, cpu_ns) =
             (now.saturating_sub(since), self.used_and_waited().0.saturating_sub(before));
-        Step { wall_ns, cpu_ns, n, own: self.demand.mean() }
+        Step { wall_ns, cpu_ns, n, own: self.demand.wanted() }
     }
 
     /// It has paid that, and may be even.

@@ -128,6 +128,12 @@ impl Hog {
         (fields[38].parse().unwrap(), fields[16].parse().unwrap())
     }
 
+    /// Seconds of CPU time that it has had, as of the last tick.
+    pub(crate) fn used(&self) -> f64 {
+        let text = read_to_string(format!("/proc/{}/schedstat", self.pid())).unwrap();
+        text.split(' ').next().unwrap().parse::<f64>().unwrap() / 1e9
+    }
+
     pub(crate) fn set_class(&self, class: &str, priority: &str) {
         let args = [class, "-p", priority, &self.pid().to_string()];
         assert!(Command::new("chrt").args(args).status().unwrap().success());
