@@ -328,7 +328,7 @@ impl Booster {
             let Some(vm) = self.vms.get_mut(&number) else { continue };
             match vm.mode {
                 Mode::Favoured => {
-                    if let Some(ended) = vm.check_boost(now) {
+                    if let Some(ended) = vm.check_boost(now, &mut self.journal) {
                         self.end(now, number, ended);
                     }
                 }

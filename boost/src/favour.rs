@@ -4,7 +4,9 @@ use std::fs::{read_to_string, write};
 use std::io;
 
 use crate::BOOST_PRIORITY;
-use crate::journal::{Entry, Journal, NICE_LOW, Place, check_plain, set_nice, unless_gone};
+use crate::journal::{
+    Entry, Journal, NICE_LOW, Place, RAISED_MAX, check_plain, set_nice, unless_gone,
+};
 use crate::layout::Means;
 use crate::process::Thread;
 use crate::sys::{Class, set_class};
@@ -27,11 +29,15 @@ pub(crate) struct Vcpu {
     pub(crate) thread: Thread,
     place: Option<Place>,
     is_low: bool,
+    /// By so much its nice value is lower than before; see [`Self::push`].
+    raised: i32,
+    /// CPU time that it had when it was last looked at whether it runs.
+    used_ns: u64,
 }
 
 impl Vcpu {
     pub(crate) const fn new(thread: Thread) -> Self {
-        Self { thread, place: None, is_low: false }
+        Self { thread, place: None, is_low: false, raised: 0, used_ns: 0 }
     }
 
     /// Brings it into `mode`. Errors: words for the operator; it is as it was, or gone.
@@ -70,6 +76,40 @@ impl Vcpu {
             self.is_low = low;
         }
         if mode == Mode::Normal {
+            self.calm(journal).map_err(explain)?;
+            self.forget(journal);
+        }
+        Ok(())
+    }
+
+    /// Where its cgroup's weight is raised, the kernel does not look whether it should run now
+    /// until the next tick, which has up to 10 ms. It does so when a waiting thread's nice value is
+    /// lowered (`prio_changed_fair`, kernel/sched/fair.c). At that moment the thread may have had
+    /// more than its share lately, so this is done again and again until it has run. Inside its own
+    /// cgroup it competes with the VMM's other threads at most. `first`: now it is favoured.
+    /// Errors: words for the operator.
+    pub(crate) fn push(&mut self, journal: &mut Journal, first: bool) -> Result<(), String> {
+        let Ok(stat) = self.thread.stat() else { return Ok(()) };
+        let (used_ns, _) = self.thread.used_and_waited().unwrap_or_default();
+        let has_run = std::mem::replace(&mut self.used_ns, used_ns) != used_ns && !first;
+        if has_run || !stat.is_runnable() || self.raised >= RAISED_MAX {
+            return Ok(());
+        }
+        if self.place.is_none() {
+            check_plain(&stat, false)?;
+            let put = journal.put(&Entry::of_thread(self.thread.id, Class::NORMAL));
+            self.place = Some(put.map_err(|e| format!("the journal cannot be written: {e}"))?);
+        }
+        self.raised += 1;
+        let tid = self.thread.id.tid;
+        let raised = unless_gone(set_nice(tid, -self.raised));
+        raised.map_err(|e| format!("thread {tid} cannot be favoured: {e}"))
+    }
+
+    /// It is not pushed any more. The kernel looks at once whether another one should run.
+    pub(crate) fn calm(&mut self, journal: &mut Journal) -> io::Result<()> {
+        if self.raised > 0 {
+            unless_gone(set_nice(self.thread.id.tid, 0))?;
             self.forget(journal);
         }
         Ok(())
@@ -84,7 +124,7 @@ impl Vcpu {
     }
 
     fn forget(&mut self, journal: &mut Journal) {
-        self.is_low = false;
+        (self.is_low, self.raised) = (false, 0);
         if let Some(place) = self.place.take() {
             journal.clear(place);
         }

@@ -19,12 +19,14 @@ use crate::sys::{Class, set_class};
 const PLACE: usize = 512;
 /// Nice of a thread that pays back.
 pub(crate) const NICE_LOW: i32 = 19;
+/// A thread of a cgroup that is favoured by weight has nice values from minus this one on.
+pub(crate) const RAISED_MAX: i32 = 5;
 
 /// Something that may be favoured, and what it was before.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Entry {
-    /// A thread of the normal class and nice 0, which may have this class, or nice 19.
+    /// A thread of the normal class and nice 0, which may have this class, or another nice value.
     Thread {
         /// Its process,
         pid: i32,
@@ -64,8 +66,8 @@ impl Entry {
                 } else {
                     Ok(())
                 });
-                let nice =
-                    if stat.nice == NICE_LOW { unless_gone(set_nice(tid, 0)) } else { Ok(()) };
+                let ours = stat.nice == NICE_LOW || (-RAISED_MAX..0).contains(&stat.nice);
+                let nice = if ours { unless_gone(set_nice(tid, 0)) } else { Ok(()) };
                 class.and(nice)
             }
             Self::Weight { ref file, value } => match write(file, value.to_string()) {

@@ -18,9 +18,10 @@
 //! answer the booster's pings. What both processes left is taken back by `ExecStopPost=` and by the
 //! next start (`--take-back`).
 //!
-//! Favoured is: a real-time class (`SCHED_RR` 1) or a cgroup's highest weight. Paying back is: nice
-//! 19 or the cgroup's lowest weight. A thread is favoured only if it was of the normal class with
-//! nice 0, so that taking back needs no more than its identity.
+//! Favoured is: a real-time class (`SCHED_RR` 1), or a cgroup's highest weight with a nice value
+//! that is a little lower. Paying back is: nice 19 or the cgroup's lowest weight. A thread is
+//! favoured only if it was of the normal class with nice 0, so that taking back needs no more than
+//! its identity.
 
 pub mod arguments;
 pub mod booster;

@@ -237,6 +237,10 @@ impl Vm {
             weigh(journal, means, &mut self.weighed, Mode::Favoured)?;
         }
         self.mode = Mode::Favoured;
+        if let Err(why) = self.push(journal, true) {
+            let back = self.set(journal, Mode::Normal);
+            return back.and(Err(why));
+        }
         self.refresh();
         self.boost = Some(Boost {
             wish,
@@ -251,13 +255,23 @@ impl Vm {
     }
 
     /// Looks at a boost that lasts: why it should end.
-    pub(crate) fn check_boost(&mut self, now: u64) -> Option<Ended> {
+    pub(crate) fn check_boost(&mut self, now: u64, journal: &mut Journal) -> Option<Ended> {
         let runnable = self.runnable();
+        let by_weight = matches!(self.means, Some(Means::Weight { .. }));
+        let used = by_weight.then(|| {
+            self.refresh();
+            let pushed = self.push(journal, false);
+            pushed.unwrap_or_else(|why| eprintln!("{}: {why}", self.name));
+            self.used_and_waited().0
+        });
         let boost = self.boost.as_mut()?;
-        // A favoured thread that is runnable runs.
+        // A thread of a real-time class that is runnable runs. Others may wait.
         let span = now.saturating_sub(boost.looked_at) * u64::try_from(runnable).unwrap_or(1);
         boost.looked_at = now;
-        boost.seen_ns += span;
+        boost.seen_ns = match used {
+            Some(used) => used.saturating_sub(boost.used_before),
+            None => boost.seen_ns + span,
+        };
         if runnable > 0 {
             boost.awake_at = now;
         }
@@ -332,16 +346,29 @@ impl Vm {
     /// Brings all that it has into `mode`.
     pub(crate) fn set(&mut self, journal: &mut Journal, mode: Mode) -> Result<(), String> {
         let mut result = Ok(());
-        if !matches!(self.means, Some(Means::Weight { .. })) || mode == Mode::Normal {
-            for vcpu in &mut self.vcpus {
-                result = result.and(vcpu.set(journal, mode));
-            }
-        }
         if let Some(means) = &self.means {
             result = result.and(weigh(journal, means, &mut self.weighed, mode));
         }
+        let by_weight = matches!(self.means, Some(Means::Weight { .. }));
+        for vcpu in &mut self.vcpus {
+            result = result.and(if !by_weight || mode == Mode::Normal {
+                vcpu.set(journal, mode)
+            } else if mode == Mode::Paying {
+                vcpu.calm(journal).map_err(|e| e.to_string())
+            } else {
+                Ok(())
+            });
+        }
         self.mode = mode;
         result
+    }
+
+    /// By weight: its threads that wait are to run now; see there.
+    fn push(&mut self, journal: &mut Journal, first: bool) -> Result<(), String> {
+        if !matches!(self.means, Some(Means::Weight { .. })) {
+            return Ok(());
+        }
+        self.vcpus.iter_mut().try_for_each(|vcpu| vcpu.push(journal, first))
     }
 }
 
