@@ -86,13 +86,11 @@ impl Agent {
                 let program = self.programs.get_mut(&name).context("no program of this name")?;
                 Ok(Reply::Said { line: program.say(line)? })
             }
-            Command::Netstat { names } => {
-                let text = std::fs::read_to_string(netstat::FILE)?;
-                let one = |name: &String| {
-                    netstat::counted(&text, name).with_context(|| format!("no counter {name}"))
-                };
-                Ok(Reply::Counted { values: names.iter().map(one).collect::<Result<_>>()? })
+            Command::Serve { namespace } => {
+                service::start_inside(&namespace)?;
+                Ok(Reply::Ok)
             }
+            Command::Netstat { names } => counted(&names),
             Command::Write { path, text } => {
                 std::fs::write(&path, text).with_context(|| path.clone())?;
                 Ok(Reply::Ok)
@@ -126,6 +124,13 @@ impl Agent {
     fn nic_name(&self, nic: usize) -> Result<&str> {
         self.nics.get(nic).map(String::as_str).with_context(|| format!("no NIC {nic}"))
     }
+}
+
+fn counted(names: &[String]) -> Result<Reply> {
+    let text = std::fs::read_to_string(netstat::FILE)?;
+    let one =
+        |name: &String| netstat::counted(&text, name).with_context(|| format!("no counter {name}"));
+    Ok(Reply::Counted { values: names.iter().map(one).collect::<Result<_>>()? })
 }
 
 fn open_serial(name: &str) -> Result<File> {

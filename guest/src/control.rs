@@ -60,6 +60,12 @@ pub enum Command {
         /// Without its end.
         line: String,
     },
+    /// Serve the data port in this network namespace, too, which `ip netns add` has made. Answer:
+    /// [`Reply::Ok`].
+    Serve {
+        /// Its name.
+        namespace: String,
+    },
     /// The counters of the guest's TCP ([`crate::netstat`]). Answer: [`Reply::Counted`].
     Netstat {
         /// How the counters' names begin.

@@ -1,5 +1,6 @@
 //! The data port: sink, source, echo and both at once (`nightporter_guest::data`).
 
+use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
@@ -10,6 +11,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use nightporter_guest::data::{self, Header, READ_ALL, Service, Source, Verdict};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sched::{CloneFlags, setns};
 
 use crate::nic;
 
@@ -36,6 +38,18 @@ pub(crate) fn start() -> Result<()> {
         thread::spawn(move || serve(&listener));
     }
     Ok(())
+}
+
+/// Likewise, in a network namespace that ip(8) has made: that of a container, whose processes these
+/// threads stand for.
+pub(crate) fn start_inside(namespace: &str) -> Result<()> {
+    let path = format!("/run/netns/{namespace}");
+    let file = File::open(&path).context(path)?;
+    let inside = thread::spawn(move || -> Result<()> {
+        setns(&file, CloneFlags::CLONE_NEWNET).context("entering a network namespace")?;
+        start() // its threads are where this one is
+    });
+    inside.join().expect("does not panic")
 }
 
 fn serve(listener: &TcpListener) {

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -29,6 +30,8 @@ pub struct Vm {
     pub name: String,
     /// The NIC with which the guest uses it.
     pub nic: Nic,
+    /// Addresses of its containers.
+    pub behind: Vec<Ipv4Addr>,
     /// The VMM.
     pub vmm: Vmm,
     /// It has a socket device, too.
@@ -233,13 +236,14 @@ fn configuration(uplink: &str, vms: &[Vm], dir: &Path) -> String {
          drain_timeout_s = 2\nlog = \"debug\"\n\n\
          [[uplink]]\nname = \"uplink\"\nkind = \"tap\"\nifname = \"{uplink}\"\n"
     );
-    for Vm { name, nic: Nic { mac, address, .. }, vmm, toe, boost } in vms {
+    for Vm { name, nic: Nic { mac, address, .. }, behind, vmm, toe, boost } in vms {
+        let ips: Vec<_> = [address].into_iter().chain(behind).map(ToString::to_string).collect();
         // User-mode Linux has its memory in a temporary file.
         let unsealed = *vmm == Vmm::Uml;
         let _ = write!(
             text,
             "\n[[vm]]\nname = \"{name}\"\nsocket = \"{dir}/{name}.sock\"\nmac = \"{mac}\"\n\
-             ips = [\"{address}\"]\nallow_unsealed_memory = {unsealed}\n\
+             ips = {ips:?}\nallow_unsealed_memory = {unsealed}\n\
              toe = {toe}\ntoe_to_itself = {toe}\n"
         );
         if let Some(boost) = boost {

@@ -39,6 +39,9 @@ pub const FAR: u8 = 2;
 /// Prefix length of every path's subnet.
 pub const PREFIX: u8 = 24;
 
+/// Addresses behind a guest that forwards.
+const BEHIND: u8 = 200;
+
 const BRIDGE: &str = "bridge";
 
 /// The subnet of the host itself, without guests: for measuring the link.
@@ -72,6 +75,11 @@ pub fn guest_nic(guest: u8, path: u8) -> Nic {
         address: Ipv4Addr::new(10, 77, path, 10 + guest),
         prefix: PREFIX,
     }
+}
+
+/// Addresses behind guest 0, which the remote host reaches by its NIC on path `path`.
+pub fn behind(path: u8) -> impl Iterator<Item = Ipv4Addr> {
+    (1..=BEHIND).map(move |n| Ipv4Addr::new(10, 78, path, n))
 }
 
 /// The remote host as guests see it, on the subnets of `paths`.
@@ -181,6 +189,16 @@ impl Remote {
     /// When it cannot be entered: it was made by us.
     pub fn move_in(&self) {
         setns(&*self.namespace, CloneFlags::CLONE_NEWNET).expect("our own namespace");
+    }
+
+    /// Reaches what is [`behind`] guest 0 by its NIC on path `path`.
+    ///
+    /// # Errors
+    /// Those of ip(8).
+    pub fn reach_behind(&self, path: u8) -> Result<()> {
+        let (router, source) = (guest_nic(0, path).address, remote_address(path));
+        let way = format!("10.78.{path}.0/{PREFIX} via {router} src {source} congctl cubic");
+        self.enter(|| ip(&format!("route add {way}")))
     }
 
     /// A command that runs `program` in the namespace, as a child of the caller.

@@ -40,6 +40,24 @@ const SOCKET_MODULES: [&str; 3] = [
     "net/vmw_vsock/vmw_vsock_virtio_transport",
 ];
 
+/// Further modules of user-mode Linux for a guest that forwards to containers, over links with a
+/// rate and losses. The bridge needs IPv6.
+const ROUTER_MODULES: [&str; 8] = [
+    "lib/crc-ccitt",
+    "net/ipv6/ipv6",
+    "drivers/net/veth",
+    "net/llc/llc",
+    "net/802/stp",
+    "net/bridge/bridge",
+    "net/sched/sch_tbf",
+    "net/sched/sch_netem",
+];
+
+/// iproute2's programs in a guest that forwards.
+pub const IP: &str = "/bin/ip";
+/// Likewise.
+pub const TC: &str = "/bin/tc";
+
 /// The virtual TOE's library in a guest.
 pub const TOE_LIBRARY: &str = "/lib/libnightporter_toe.so";
 /// Its launcher.
@@ -163,17 +181,23 @@ impl Image {
         }
         archive.directory("tmp");
         archive.file(&TOE_LAUNCHER[1..], &read(&launcher)?);
-        let mut all: Vec<_> = dynamic.map(|(name, from)| (PathBuf::from(name), from)).into();
-        let libraries = libraries(all.iter().map(|(_, from)| from.as_path()))?;
-        all.extend(libraries.into_iter().map(|library| (library.clone(), library)));
-        let directories = all.iter().flat_map(|(name, _)| name.ancestors().skip(1));
-        let directories: BTreeSet<_> = directories.filter(|dir| dir.parent().is_some()).collect();
-        // Parents sort before their children.
-        directories.iter().for_each(|dir| archive.directory(&below_root(dir)));
-        for (name, from) in &all {
-            archive.file(&below_root(name), &read(from)?);
-        }
+        add_dynamic(&mut archive, dynamic)?;
         self.and(archive, "sockets")
+    }
+
+    /// The same, of user-mode Linux, with what a guest needs that forwards: modules, and this
+    /// machine's iproute2.
+    ///
+    /// # Errors
+    /// No iproute2, no ldd, or modules missing.
+    pub fn with_router(&self) -> Result<Self> {
+        let mut archive = Archive::default();
+        let files = module_files(&self.modules, &ROUTER_MODULES)?;
+        for (order, path) in files.iter().enumerate() {
+            add_module(&mut archive, 90 + order, path)?;
+        }
+        add_dynamic(&mut archive, [(IP, installed("ip")?), (TC, installed("tc")?)])?;
+        self.and(archive, "router")
     }
 
     /// The same with programs of Debian: these packages, and all that they depend on. `name` is
@@ -213,6 +237,29 @@ fn read(file: &Path) -> Result<Vec<u8>> {
 
 fn below_root(path: &Path) -> String {
     path.to_string_lossy().trim_start_matches('/').to_owned()
+}
+
+/// Adds programs and libraries by their names in the guest, with the libraries that they need.
+fn add_dynamic<const N: usize>(archive: &mut Archive, files: [(&str, PathBuf); N]) -> Result<()> {
+    let mut all: Vec<_> = files.map(|(name, from)| (PathBuf::from(name), from)).into();
+    let libraries = libraries(all.iter().map(|(_, from)| from.as_path()))?;
+    all.extend(libraries.into_iter().map(|library| (library.clone(), library)));
+    let directories = all.iter().flat_map(|(name, _)| name.ancestors().skip(1));
+    let directories: BTreeSet<_> = directories.filter(|dir| dir.parent().is_some()).collect();
+    // Parents sort before their children.
+    directories.iter().for_each(|dir| archive.directory(&below_root(dir)));
+    for (name, from) in &all {
+        archive.file(&below_root(name), &read(from)?);
+    }
+    Ok(())
+}
+
+/// A program of this machine.
+fn installed(name: &str) -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let usual = ["/usr/sbin", "/sbin"].map(PathBuf::from); // not in everybody's path
+    let mut all = std::env::split_paths(&path).chain(usual).map(|dir| dir.join(name));
+    all.find(|file| file.is_file()).with_context(|| format!("no {name}: install iproute2"))
 }
 
 /// The shared libraries that these need, as they look for them.

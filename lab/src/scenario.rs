@@ -3,6 +3,7 @@
 //! Each scenario has a world of its own: network namespaces, daemon, guest. The output is
 //! libtest's, so that whoever counts tests can count these.
 
+mod containers;
 mod correct;
 mod programs;
 mod sockets;
@@ -55,10 +56,12 @@ enum Run {
 
 /// Name, guests by kind, what happens in the world. Whose name begins with `long_` is run only if
 /// asked for.
-const IN_WORLD: [(&str, Kind, InWorld); 18] = [
+const IN_WORLD: [(&str, Kind, InWorld); 20] = [
     ("ten_megabytes_arrive_whole_each_way_and_as_an_echo", Kind::Qemu, ten_megabytes_each_way),
     ("a_user_mode_linux_guest_takes_and_sends_data", Kind::Uml, ten_megabytes_each_way),
     ("threads_of_a_user_mode_linux_guest_keep_their_vector_registers", Kind::Uml, vectors),
+    ("uploads_to_a_routed_container_of_a_guest", Kind::UmlRouter, containers::routed),
+    ("uploads_to_a_container_behind_a_bridge_of_a_guest", Kind::UmlRouter, containers::bridged),
     ("a_connection_survives_a_driver_reset", Kind::Qemu, driver_reset),
     ("a_rebooted_guest_is_reachable_again", Kind::Qemu, reboot),
     ("the_remote_learns_that_a_guest_died_with_data_in_the_store", Kind::Qemu, killed),
@@ -97,6 +100,8 @@ const PROBES_MAX: u64 = 10;
 enum Kind {
     Qemu,
     Uml,
+    /// One that forwards to a container.
+    UmlRouter,
     /// Two guests with socket devices.
     QemuToe,
     UmlToe,
@@ -180,7 +185,7 @@ pub fn run_all(filter: &str, captures: Option<&Path>) -> Result<bool> {
 
 impl Kind {
     fn has_toe(self) -> bool {
-        !matches!(self, Self::Qemu | Self::Uml)
+        !matches!(self, Self::Qemu | Self::Uml | Self::UmlRouter)
     }
 }
 
@@ -196,9 +201,17 @@ impl Images {
     fn make(scenarios: &[Scenario]) -> Result<Self> {
         let (qemu, uml) = (Image::for_qemu()?, Image::for_uml()?);
         let mut larger = Vec::new();
-        for kind in [Kind::QemuToe, Kind::UmlToe, Kind::UmlPrograms, Kind::QemuAll, Kind::UmlAll] {
+        for kind in [
+            Kind::UmlRouter,
+            Kind::QemuToe,
+            Kind::UmlToe,
+            Kind::UmlPrograms,
+            Kind::QemuAll,
+            Kind::UmlAll,
+        ] {
             if scenarios.iter().any(|(_, of, _)| *of == kind) {
                 let image = match kind {
+                    Kind::UmlRouter => uml.with_router()?,
                     Kind::QemuToe => qemu.with_sockets()?,
                     Kind::UmlPrograms => programs::image(&uml.with_sockets()?)?,
                     Kind::QemuAll => programs::image_of_all(&qemu.with_sockets()?)?,
@@ -228,7 +241,9 @@ impl Lab {
     fn guest(&self, kind: Kind) -> Result<(Vmm, &Image)> {
         let vmm = match kind {
             Kind::Qemu | Kind::QemuToe | Kind::QemuAll => Vmm::Qemu(self.accel),
-            Kind::Uml | Kind::UmlToe | Kind::UmlPrograms | Kind::UmlAll => Vmm::Uml,
+            Kind::Uml | Kind::UmlRouter | Kind::UmlToe | Kind::UmlPrograms | Kind::UmlAll => {
+                Vmm::Uml
+            }
         };
         let larger = self.images.larger.iter().find(|(of, _)| *of == kind).map(|(_, image)| image);
         let image = match kind {
@@ -252,6 +267,11 @@ impl Lab {
             // Two guests that reach each other by the switch, and have sockets over their host.
             Run::InWorld(run) if kind.has_toe() => {
                 let mut world = World::start_with_toe(&[guest, guest], places)?;
+                run(&mut world)?;
+                world.stop()
+            }
+            Run::InWorld(run) if kind == Kind::UmlRouter => {
+                let mut world = World::start_router(guest, places)?;
                 run(&mut world)?;
                 world.stop()
             }

@@ -73,6 +73,8 @@ pub struct Plan<'a> {
     pub toe: bool,
     /// With a daemon: `vm.boost` of the first guest.
     pub boost: Option<&'a str>,
+    /// With a daemon: the first guest forwards to the addresses [`behind`](host::behind) its NIC.
+    pub forwards: bool,
     /// The link to the remote host. `None`: it is next door.
     pub link: Option<Shape>,
     /// passt, and the NICs of the first guest on it.
@@ -116,6 +118,15 @@ impl World {
         Self::start_as(guests, Plan { daemon: true, toe: true, ..Plan::default() }, places)
     }
 
+    /// Likewise, with a daemon, and a guest that forwards.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_router(guest: (Vmm, &Image), places: Places<'_>) -> Result<Self> {
+        let plan = Plan { daemon: true, forwards: true, ..Plan::default() };
+        Self::start_as(&[guest], plan, places)
+    }
+
     /// Likewise, with what the plan says.
     ///
     /// # Errors
@@ -127,6 +138,9 @@ impl World {
         let count = u8::try_from(guests.len()).context("a handful of guests")?;
         let daemon = plan.daemon.then(|| start_daemon(&host, guests, plan, places)).transpose()?;
         let passts = start_passts(&host, plan, places)?;
+        if plan.forwards {
+            host.remote().reach_behind(Net::Nightporter.subnet())?;
+        }
         let mut world = Self { guests: Vec::new(), daemon, passts, host };
         for (index, (vmm, image)) in (0..count).zip(guests) {
             world.guests.push(world.start_guest(index, (*vmm, image), plan.toe, places)?);
@@ -234,7 +248,7 @@ fn start_passts(
 fn start_daemon(
     host: &Host,
     guests: &[(Vmm, &Image)],
-    Plan { toe, boost, .. }: Plan<'_>,
+    Plan { toe, boost, forwards, .. }: Plan<'_>,
     places: Places<'_>,
 ) -> Result<Daemon> {
     host.add_tap("uplink")?;
@@ -243,7 +257,9 @@ fn start_daemon(
         .map(|(index, (vmm, _))| {
             let nic = guest_nic(index, Net::Nightporter.subnet());
             let boost = boost.filter(|_| index == 0).map(str::to_owned);
-            Vm { name: guest_name(index), nic, vmm: *vmm, toe, boost }
+            let behind = host::behind(Net::Nightporter.subnet());
+            let behind = behind.filter(|_| forwards && index == 0).collect();
+            Vm { name: guest_name(index), nic, behind, vmm: *vmm, toe, boost }
         })
         .collect();
     Daemon::start("uplink", &vms, places.sockets, &places.logs.join("nightporterd.log"))
