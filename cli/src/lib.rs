@@ -1,6 +1,7 @@
 //! `nightporter`: the operator's tool for a running `nightporterd`. It is a library, because its
 //! binary and `examples/pages.rs` (manual pages and completions) need the same arguments.
 
+mod analyze;
 mod capture;
 mod changes;
 mod client;
@@ -57,6 +58,8 @@ enum Command {
     /// Writes the frames of a port as a pcap file; end with Ctrl-C. A super-segment is one frame,
     /// and checksums may still be partial.
     Capture(capture::Options),
+    /// Shows what hosts, VMs and the network did to the connections of captures. Needs no daemon.
+    Analyze(analyze::Options),
     /// Turns ack offload of a VM on (for new connections) or off.
     Offload {
         /// on or off.
@@ -170,41 +173,48 @@ fn is_broken_pipe(e: &anyhow::Error) -> bool {
 }
 
 fn run(arguments: &Arguments) -> Result<()> {
-    let mut client = Client::connect(&arguments.control)?;
     let json = arguments.json;
+    let connect = || Client::connect(&arguments.control);
     match &arguments.command {
+        Command::Analyze(options) => analyze::analyze(json, options),
         Command::Status => {
-            let status = status(&mut client)?;
+            let status = status(&mut connect()?)?;
             print(json, &status, |out| show::status(out, &status))
         }
-        Command::Flows(options) => flows::show(&mut client, json, options),
+        Command::Flows(options) => flows::show(&mut connect()?, json, options),
         Command::Stations => {
-            let stations = stations(&mut client)?;
+            let stations = stations(&mut connect()?)?;
             print(json, &stations, |out| show::stations(out, &stations))
         }
-        Command::Flow { id, trace: false } => match client.ask(&Request::Flow { id: *id })? {
+        Command::Flow { id, trace: false } => match connect()?.ask(&Request::Flow { id: *id })? {
             Reply::Flow(flow) => print(json, &flow, |out| show::flow(out, &flow)),
             other => unexpected(&other),
         },
         Command::Flow { id, trace: true } => {
-            let stream = client.stream(&Request::Trace { id: *id })?;
+            let stream = connect()?.stream(&Request::Trace { id: *id })?;
             copy(stream, io::stdout(), "the connection's VM")
         }
-        Command::Capture(options) => capture::capture(client, &arguments.control, options),
+        Command::Capture(options) => capture::capture(connect()?, &arguments.control, options),
         Command::Offload { switch, vm } => {
-            done(&mut client, &Request::Offload { vm: vm.clone(), on: switch.is_on() })
+            done(&mut connect()?, &Request::Offload { vm: vm.clone(), on: switch.is_on() })
         }
-        Command::CongestionOffload { switch, vm } => {
-            done(&mut client, &Request::CongestionOffload { vm: vm.clone(), on: switch.is_on() })
-        }
+        Command::CongestionOffload { switch, vm } => done(
+            &mut connect()?,
+            &Request::CongestionOffload { vm: vm.clone(), on: switch.is_on() },
+        ),
         Command::RateLimit { direction, limit, vm } => {
             let (direction, mbit_s) = ((*direction).into(), limit.0);
-            done(&mut client, &Request::RateLimit { vm: vm.clone(), direction, mbit_s })
+            done(&mut connect()?, &Request::RateLimit { vm: vm.clone(), direction, mbit_s })
         }
-        Command::Vm(of) => changes::change(client, &arguments.control, json, of.as_change()?),
-        Command::Uplink(of) => changes::change(client, &arguments.control, json, of.as_change()?),
-        Command::Reload(dry) => changes::change(client, &arguments.control, json, dry.as_change()),
+        Command::Vm(of) => changes::change(connect()?, &arguments.control, json, of.as_change()?),
+        Command::Uplink(of) => {
+            changes::change(connect()?, &arguments.control, json, of.as_change()?)
+        }
+        Command::Reload(dry) => {
+            changes::change(connect()?, &arguments.control, json, dry.as_change())
+        }
         Command::Drain { vm, no_wait } => {
+            let mut client = connect()?;
             done(&mut client, &Request::Drain { vm: vm.clone() })?;
             if *no_wait { Ok(()) } else { wait_until_drained(&mut client, vm) }
         }

@@ -269,7 +269,7 @@ pub(crate) fn flow(out: &mut dyn Write, f: &FlowInfo) -> io::Result<()> {
 }
 
 /// Writes columns as wide as their widest entry; lines do not end in spaces.
-fn table<const N: usize>(out: &mut dyn Write, rows: &[[String; N]]) -> io::Result<()> {
+pub(crate) fn table<const N: usize>(out: &mut dyn Write, rows: &[[String; N]]) -> io::Result<()> {
     let mut widths = [0; N];
     for row in rows {
         for (width, cell) in widths.iter_mut().zip(row) {
