@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use common::{Booster, Cgroup, Hog, SOON, within};
 use nightporter_api::BoostAccount;
@@ -306,4 +306,52 @@ fn bst_02_over_seconds_everybody_has_what_he_would_have_without_boosts() {
         let more = with[0] - without[0];
         assert!((-4.0..1.5).contains(&more), "{means}: {without:.2?}, with boost {with:.2?}");
     }
+}
+
+#[test]
+#[ignore = "root, cgroups"]
+fn bst_02_a_boost_alone_on_its_core_has_ten_milliseconds_in_a_row() {
+    // Nobody competes; but a neighbour may wake.
+    let (_cgroup, _other, _hog, mut booster) = boosted();
+    let account = booster.account(1, |it| it.waits >= 5);
+    let each_us = account.favoured_us / account.waits;
+    assert!((5_000..12_000).contains(&each_us), "{each_us}: {account:?}");
+    assert_eq!(account.ended_by_budget, 0, "it had more: {account:?}");
+}
+
+#[test]
+#[ignore = "root, cgroups"]
+fn bst_02_boosts_that_follow_each_other_are_one_row() {
+    let (_cgroup, _other, hog, mut booster) = boosted();
+    let boost = Order::Boost { vm: 1, claim: Claim::Bytes, for_us: 1_000_000, taken: 0 };
+    // The second time it may have something to pay: its nice value shows that.
+    let is_favoured = || hog.class().0 == FAVOURED.0;
+    let mut rows = Vec::new();
+    for _ in 0..20 {
+        booster.says(&Order::End { vm: 1 });
+        booster.until("it is not favoured", || !is_favoured());
+        // A slice without a boost ends a row, and so does a turn of all neighbours.
+        let before = booster.account(1, |it| it.unpaid_us == 0).favoured_us;
+        let ends = booster.account(1, |_| true).waits + 1;
+        for lasts_ms in [3, 5] {
+            booster.says(&Order::End { vm: 1 });
+            booster.says(&boost);
+            booster.until("it is favoured", is_favoured);
+            booster.passes(Duration::from_millis(lasts_ms));
+        }
+        // A slice after the first boost, in the middle of the second, which may have what was left
+        // when it began.
+        let lasts = is_favoured();
+        booster.says(&boost);
+        booster.until("it is not favoured", || !is_favoured());
+        booster.says(&Order::End { vm: 1 });
+        let account = booster.account(1, |it| it.waits >= ends);
+        if lasts && account.waits == ends {
+            rows.push(account.favoured_us - before);
+        }
+    }
+    // On a busy machine the first has more than 3 ms, and an order may come late.
+    rows.sort_unstable();
+    assert!(rows.len() >= 5, "{rows:?}");
+    assert!((5_000..12_000).contains(&rows[rows.len() / 2]), "{rows:?}");
 }

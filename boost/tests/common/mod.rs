@@ -246,6 +246,14 @@ impl Booster {
         });
     }
 
+    /// So much time passes, in which pings are answered.
+    pub(crate) fn passes(&mut self, time: Duration) {
+        let begin = Instant::now();
+        while begin.elapsed() < time {
+            self.hears(0);
+        }
+    }
+
     /// The account of a VM that `fits`.
     pub(crate) fn account(
         &mut self,
