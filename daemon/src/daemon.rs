@@ -1,4 +1,4 @@
-//! The daemon's one thread: the worker, and the desk between two of its turns.
+//! The daemon's main thread: the worker, and the desk between two of its turns.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,11 +12,12 @@ use nix::sys::signalfd::SignalFd;
 
 use crate::broker::Broker;
 use crate::change::{Prepared, Preparer, Running, Step};
-use crate::desk::{ControlServer, Desk, LinkWatch, MetricsServer, Scribe};
+use crate::desk::{ControlServer, Desk, LinkWatch};
 use crate::opener::Opener;
 use crate::port::Port;
 use crate::timer::monotonic_now;
 use crate::toe::Doors;
+use crate::worker::orders::WorkerMail;
 use crate::worker::{Worker, WorkerConfig};
 
 /// See the module doc.
@@ -51,10 +52,6 @@ impl Daemon {
         self.desk.set_control(&self.worker.epoll, control)
     }
 
-    pub(crate) fn set_metrics(&mut self, metrics: MetricsServer) -> io::Result<()> {
-        self.desk.set_metrics(&self.worker.epoll, metrics)
-    }
-
     /// Ports may come, go and change from now on.
     pub(crate) fn set_changes(&mut self, preparer: Preparer, running: Running) -> io::Result<()> {
         self.desk.set_changes(&self.worker.epoll, preparer, running)
@@ -65,9 +62,9 @@ impl Daemon {
         self.desk.set_opener(&self.worker.epoll, opener)
     }
 
-    /// Statuses are put into words aside from now on.
-    pub(crate) fn set_scribe(&mut self, scribe: Scribe) -> io::Result<()> {
-        self.desk.set_scribe(&self.worker.epoll, scribe)
+    /// Control's thread serves scrapes and formats statuses from now on.
+    pub(crate) fn set_mail(&mut self, mail: WorkerMail) -> io::Result<()> {
+        self.desk.set_mail(&self.worker.epoll, mail)
     }
 
     /// Sets the registry, which is asked and told which station is where.
@@ -111,6 +108,9 @@ impl Daemon {
         let mut stopping = Some(stopping);
         while !self.desk.is_stopped() {
             self.turn()?;
+            if self.desk.has_lost_control() {
+                return Err(io::Error::other("the control thread has ended"));
+            }
             if self.desk.is_stopping()
                 && let Some(stopping) = stopping.take()
             {

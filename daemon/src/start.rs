@@ -23,8 +23,9 @@ use crate::config::registry_files::registry_files;
 use crate::config::station::at_strangers;
 use crate::config::warnings::uneven_mtus;
 use crate::config::{Config, DaemonConfig, RegistryConfig, Source, VmConfig};
+use crate::control::{self, MetricsServer};
 use crate::daemon::Daemon;
-use crate::desk::{ControlServer, LinkWatch, MetricsServer, start_scribe};
+use crate::desk::{ControlServer, LinkWatch};
 use crate::errors::{StartError, error};
 use crate::opener;
 use crate::port::build::{Openings, make_parent};
@@ -95,14 +96,13 @@ fn start(
     check(open_control(&mut daemon, settings));
     check(open_booster(&mut daemon, config));
     let openings = Openings::new(Arc::clone(&sandbox.broker));
-    let scribe = start_scribe().and_then(|scribe| daemon.set_scribe(scribe));
     let opener = opener::start(openings.clone()).and_then(|opener| daemon.set_opener(opener));
-    check(scribe.and(opener).map_err(|e| error(e, "allow more threads and open files")));
+    check(opener.map_err(|e| error(e, "allow more threads and open files")));
     let owners = sandbox.owners.clone();
     check(owners.clone().map(drop)); // without them every VM is our own user's, and nothing starts
     let first = Prepared::first(config, owners.unwrap_or_default(), arena.size);
     let running = open_ports(&mut daemon, first, &openings, &mut check);
-    check(open_metrics(&mut daemon, settings));
+    check(start_control(&mut daemon, settings));
     check(find_each_other(&mut daemon, config, sandbox));
     check(open_doors(&mut daemon, sandbox));
     let (owners, dirs) = (sandbox.owners.clone(), sandbox.dirs.clone());
@@ -247,12 +247,17 @@ fn open_booster(daemon: &mut Daemon, config: &Config) -> Result<(), StartError> 
         .map_err(|e| error(format!("{}: {e}", path.display()), "free that path"))
 }
 
-fn open_metrics(daemon: &mut Daemon, settings: &DaemonConfig) -> Result<(), StartError> {
-    let Some(address) = settings.metrics else { return Ok(()) };
+/// Starts control's thread, with the metrics.
+fn start_control(daemon: &mut Daemon, settings: &DaemonConfig) -> Result<(), StartError> {
     let fix = "choose another port with daemon.metrics, or turn it \"off\"";
-    let server = MetricsServer::new(address)
-        .map_err(|e| error(format!("metrics: cannot listen on {address}: {e}"), fix))?;
-    daemon.set_metrics(server).map_err(|e| error(e, "report this"))
+    let listen = |address| {
+        MetricsServer::new(address)
+            .map_err(|e| error(format!("metrics: cannot listen on {address}: {e}"), fix))
+    };
+    let metrics = settings.metrics.map(listen).transpose()?;
+    control::start(metrics)
+        .and_then(|mail| daemon.set_mail(mail))
+        .map_err(|e| error(e, "allow more threads and open files"))
 }
 
 /// Opens all ports, by the steps of the change that the start is; the configuration that runs then.

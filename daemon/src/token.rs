@@ -7,7 +7,8 @@ use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 
 use crate::vhost::Source;
 
-/// The meaning of a descriptor in the worker's epoll set, packed into its 64 bits of user data.
+/// The meaning of a descriptor in the epoll set of the worker or of control, packed into its 64
+/// bits of user data.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Token {
     /// SIGTERM, SIGINT or SIGHUP arrived.
@@ -22,8 +23,8 @@ pub(crate) enum Token {
     Changes,
     /// Missing uplinks and overlays were tried again.
     Opener,
-    /// A status has been put into words.
-    Scribe,
+    /// There is mail: orders to the worker, or its reports.
+    Mail,
     /// The registry has something new.
     Registry,
     /// A client connects to the control socket.
@@ -70,7 +71,7 @@ impl Token {
             Self::Changes => pack(12, 0, 0),
             Self::Registry => pack(13, 0, 0),
             Self::Opener => pack(14, 0, 0),
-            Self::Scribe => pack(15, 0, 0),
+            Self::Mail => pack(15, 0, 0),
             Self::Broker => pack(16, 0, 0),
             Self::ControlListener => pack(3, 0, 0),
             Self::Control(i) => pack(4, i, 0),
@@ -110,7 +111,7 @@ impl Token {
             12 => Self::Changes,
             13 => Self::Registry,
             14 => Self::Opener,
-            15 => Self::Scribe,
+            15 => Self::Mail,
             16 => Self::Broker,
             3 => Self::ControlListener,
             4 => Self::Control(slot),
@@ -158,7 +159,7 @@ mod tests {
             Token::MetricsListener,
             Token::Metrics(7),
             Token::Opener,
-            Token::Scribe,
+            Token::Mail,
             Token::Uplink(300),
             Token::Guest(3, Source::Listener),
             Token::Guest(4, Source::Connection),

@@ -4,7 +4,7 @@
 //! Input: bytes, which are read as both.
 
 use nightporterd::broker::asked_uplink;
-use nightporterd::desk::is_metrics_request;
+use nightporterd::control::is_metrics_request;
 
 use crate::noise;
 

@@ -70,25 +70,6 @@ impl Desk {
         self.control = Some(control);
     }
 
-    pub(super) fn handle_metrics_listener(&mut self, now: Instant, epoll: &Epoll) {
-        let Some(metrics) = &mut self.metrics else { return };
-        if metrics.handle_listener(epoll, &mut self.writes, now).is_err() {
-            let _ = epoll.delete(metrics.fd());
-            self.resting.add(now, Token::MetricsListener);
-        }
-        if metrics.has_waiting() {
-            self.survey.begin();
-        }
-    }
-
-    pub(super) fn handle_metrics_client(&mut self, now: Instant, epoll: &Epoll, place: u16) {
-        let Some(metrics) = &mut self.metrics else { return };
-        metrics.handle_client(epoll, &mut self.writes, now, place);
-        if metrics.has_waiting() {
-            self.survey.begin();
-        }
-    }
-
     fn execute(
         &mut self,
         now: Instant,

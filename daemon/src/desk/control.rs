@@ -10,8 +10,8 @@ use nightporter_api::{REQUEST_BYTES_MAX, Reply, Request};
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollEvent};
 
-use super::conn::{ACCEPTS_PER_TURN, Allowance, Clients, Conn};
-use super::survey::line;
+use crate::control::conn::{ACCEPTS_PER_TURN, Allowance, Clients, Conn};
+use crate::control::format::line;
 use crate::token::Token;
 use crate::vhost::listener::{Access, ListenError, Listener};
 

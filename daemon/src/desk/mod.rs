@@ -1,5 +1,5 @@
-//! The desk: all work that is not about frames. Operators at the control socket, metrics, captures
-//! and traces; signals; interfaces that go and come back.
+//! The desk: work that is not about frames. Operators at the control socket, captures and traces;
+//! signals; interfaces that go and come back. `control` has the metrics, and formats statuses.
 //!
 //! It works between two turns, never in one: an event changes the [`DataPath`] at once, and the
 //! turn that follows carries the change out. Clients are bounded in number, in consecutive requests
@@ -9,13 +9,11 @@
 mod census;
 mod changes;
 mod commands;
-mod conn;
 mod control;
 mod directory;
 mod here;
 mod links;
 mod mender;
-mod metrics;
 mod report;
 mod survey;
 
@@ -30,20 +28,18 @@ use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
 use crate::broker::Broker;
+use crate::control::conn::Allowance;
 use crate::resting::Resting;
 use crate::token::{Token, watch_for};
 use crate::worker::Others;
 use crate::worker::data_path::DataPath;
+use crate::worker::orders::{Order, WorkerMail};
 use changes::{Asked, Changes};
-use conn::Allowance;
 pub use control::ControlServer;
 use directory::Directory;
 pub(crate) use links::LinkWatch;
 use mender::Mender;
-pub(crate) use metrics::MetricsServer;
-pub use metrics::is_metrics_request;
 use survey::Survey;
-pub(crate) use survey::{Scribe, start_scribe};
 #[cfg(test)]
 pub(crate) use {census::FlowSums, survey::PORTS_PER_TURN};
 
@@ -70,7 +66,9 @@ pub(crate) struct Desk {
     broker: Option<Arc<Broker>>,
     broker_ended: bool,
     control: Option<ControlServer>,
-    metrics: Option<MetricsServer>,
+    /// To and from control. `None`: statuses are formatted at once, and nobody scrapes.
+    mail: Option<WorkerMail>,
+    control_ended: bool,
     survey: Survey,
     changes: Changes,
     mender: Mender,
@@ -97,7 +95,8 @@ impl Desk {
             broker: None,
             broker_ended: false,
             control: None,
-            metrics: None,
+            mail: None,
+            control_ended: false,
             survey: Survey::default(),
             changes: Changes::default(),
             mender: Mender::default(),
@@ -166,11 +165,16 @@ impl Desk {
         Ok(())
     }
 
-    /// Serves metrics from now on.
-    pub(crate) fn set_metrics(&mut self, epoll: &Epoll, metrics: MetricsServer) -> io::Result<()> {
-        watch_for(epoll, &metrics.fd(), Token::MetricsListener)?;
-        self.metrics = Some(metrics);
+    /// Takes orders of control from now on.
+    pub(crate) fn set_mail(&mut self, epoll: &Epoll, mail: WorkerMail) -> io::Result<()> {
+        watch_for(epoll, &mail.fd(), Token::Mail)?;
+        self.mail = Some(mail);
         Ok(())
+    }
+
+    /// Control's thread has ended, by a mistake of ours.
+    pub(crate) const fn has_lost_control(&self) -> bool {
+        self.control_ended
     }
 
     /// Sets the registry, which is asked and told which station is where.
@@ -187,9 +191,7 @@ impl Desk {
     fn wake_listeners(&mut self, now: Instant, epoll: &Epoll) {
         for token in self.resting.take_due(now) {
             let control = self.control.as_ref().map(ControlServer::fd);
-            let metrics = self.metrics.as_ref().map(MetricsServer::fd);
-            let fd = if token == Token::ControlListener { control } else { metrics };
-            if fd.is_some_and(|fd| watch_for(epoll, &fd, token).is_err()) {
+            if control.is_some_and(|fd| watch_for(epoll, &fd, token).is_err()) {
                 self.resting.add(now, token);
             }
         }
@@ -204,6 +206,20 @@ impl Desk {
             "the process that opens uplinks has ended; open uplinks go on\n    \
              fix: restart nightporterd before an uplink is added or opened again"
         );
+    }
+
+    /// Takes control's orders.
+    fn handle_orders(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) {
+        loop {
+            match self.mail.as_mut().map(WorkerMail::take) {
+                None | Some(Ok(None)) => return,
+                Some(Ok(Some(Order::Survey))) => self.survey.ask_for_scrapes(),
+                Some(Ok(Some(Order::Formatted(line)))) => {
+                    self.tell_status(now, epoll, path, line);
+                }
+                Some(Err(_)) => return self.control_ended = true,
+            }
+        }
     }
 
     fn handle_signal(&mut self, now: Instant, path: &mut DataPath) {
@@ -255,12 +271,11 @@ impl Others for Desk {
             Token::Broker => self.handle_end_of_broker(epoll),
             Token::Changes => self.handle_prepared(path),
             Token::Opener => self.handle_opened(now, epoll, path),
-            Token::Scribe => self.handle_scribe(now, epoll, path),
+            Token::Mail => self.handle_orders(now, epoll, path),
             Token::Registry => self.handle_registry(path),
             Token::ControlListener => self.handle_control_listener(now, epoll, path),
             Token::Control(place) => self.handle_control_client(now, epoll, path, place),
-            Token::MetricsListener => self.handle_metrics_listener(now, epoll),
-            Token::Metrics(place) => self.handle_metrics_client(now, epoll, place),
+            Token::MetricsListener | Token::Metrics(_) => unreachable!("control's: {token:?}"),
             Token::Timer
             | Token::Uplink(_)
             | Token::Guest(..)

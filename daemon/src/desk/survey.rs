@@ -1,76 +1,27 @@
 //! A status, off the data path: connections are counted (`census`), then some ports are looked at
-//! after each turn, and the results are formatted on another thread, for operators and for scrapes.
+//! after each turn, and control formats the results, for operators and for scrapes.
 //! No turn waits for more than [`PORTS_PER_TURN`] ports and a bounded write to each client.
 //!
 //! A request that arrives while connections are counted is answered from this count. A later
 //! request waits for the next one, so that no answer is older than its question. A port that comes
 //! or goes meanwhile may be missing.
 
-use std::collections::BTreeSet;
-use std::io;
 use std::sync::Arc;
 
-use nightporter_api::{PortStatus, Reply, Status};
+use nightporter_api::{PortStatus, Reply};
 use nightporter_core::port::PortId;
 use nightporter_core::time::Instant;
 use nix::sys::epoll::Epoll;
 
 use super::Desk;
 use super::census::Census;
-use super::metrics::scrape;
-use crate::aside::Aside;
+use crate::control::format::{format, line};
 use crate::port::Port;
-use crate::token::{Token, watch_for};
 use crate::worker::data_path::DataPath;
+use crate::worker::orders::Report;
 
 /// Ports that are looked at after one turn, of some 10 us each.
 pub(crate) const PORTS_PER_TURN: usize = 8;
-
-/// Puts a status into words.
-pub(crate) type Scribe = Aside<Job, Words>;
-
-/// A status to be formatted.
-#[derive(Debug)]
-pub(crate) struct Job {
-    status: Status,
-    for_operators: bool,
-    for_scrapes: bool,
-}
-
-/// The same text for all clients that have asked.
-#[derive(Debug, Default)]
-pub(crate) struct Words {
-    /// A mistake of ours.
-    has_failed: bool,
-    /// A line of the control protocol.
-    for_operators: Option<Arc<Vec<u8>>>,
-    /// An answer to a scrape.
-    for_scrapes: Option<Arc<Vec<u8>>>,
-}
-
-/// Starts the thread that formats. Call it before the worker gets its core and its priority, which
-/// threads inherit. Errors: the system's.
-pub(crate) fn start_scribe() -> io::Result<Scribe> {
-    let failed = || Words { has_failed: true, ..Words::default() };
-    Aside::start("scribe", put_into_words, failed)
-}
-
-fn put_into_words(job: Job) -> Words {
-    let Job { mut status, for_operators, for_scrapes } = job;
-    // One that was removed and added meanwhile was seen twice.
-    let mut names = BTreeSet::new();
-    status.ports.retain(|port| names.insert(port.name.clone()));
-    let scraped = for_scrapes.then(|| Arc::new(scrape(&status)));
-    let told = for_operators.then(|| Arc::new(line(&Reply::Status(status))));
-    Words { has_failed: false, for_operators: told, for_scrapes: scraped }
-}
-
-/// A reply as the control protocol has it.
-pub(super) fn line(reply: &Reply) -> Vec<u8> {
-    let mut line = serde_json::to_vec(reply).expect("replies are plain data");
-    line.push(b'\n');
-    line
-}
 
 /// How far it is.
 #[derive(Debug, Default)]
@@ -80,21 +31,21 @@ enum Stage {
     Counting,
     /// The next port, and those that were looked at.
     Looking(usize, Vec<PortStatus>),
-    /// The scribe has it.
-    Writing,
+    /// Control has it.
+    Formatting,
 }
 
 /// See the module doc.
 #[derive(Debug, Default)]
 pub(super) struct Survey {
-    /// `None`: it is put into words at once.
-    scribe: Option<Scribe>,
     pub(super) census: Census,
     stage: Stage,
     /// Control clients that get this one, by their places.
     waiting: Vec<u16>,
     /// And those that get the next.
     later: Vec<u16>,
+    /// Control wants one for scrapes.
+    for_scrapes: bool,
 }
 
 impl Survey {
@@ -120,6 +71,12 @@ impl Survey {
         }
     }
 
+    /// Control wants a status for scrapes.
+    pub(super) fn ask_for_scrapes(&mut self) {
+        self.for_scrapes = true;
+        self.begin();
+    }
+
     /// The client at `place` has gone.
     pub(super) fn forget(&mut self, place: u16) {
         self.waiting.retain(|waits| *waits != place);
@@ -134,13 +91,6 @@ impl Survey {
 }
 
 impl Desk {
-    /// Statuses are put into words aside from now on.
-    pub(crate) fn set_scribe(&mut self, epoll: &Epoll, scribe: Scribe) -> io::Result<()> {
-        watch_for(epoll, &scribe.fd(), Token::Scribe)?;
-        self.survey.scribe = Some(scribe);
-        Ok(())
-    }
-
     /// A turn is over: looks at some more.
     pub(super) fn go_on_surveying(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) {
         let stage = std::mem::take(&mut self.survey.stage);
@@ -161,27 +111,28 @@ impl Desk {
             self.survey.stage = Stage::Looking(to, rows);
             return;
         }
-        let job = Job {
-            status: self.status(now, rows, path.toe.fabric_status()),
-            for_operators: !self.survey.waiting.is_empty(),
-            for_scrapes: self.metrics.as_ref().is_some_and(|metrics| metrics.has_waiting()),
-        };
-        self.survey.stage = Stage::Writing;
-        match &self.survey.scribe {
-            Some(scribe) => scribe.begin(job),
-            None => self.tell_status(now, epoll, path, put_into_words(job)),
+        self.survey.stage = Stage::Formatting;
+        let status = self.status(now, rows, path.toe.fabric_status());
+        let for_operators = !self.survey.waiting.is_empty();
+        let for_scrapes = std::mem::take(&mut self.survey.for_scrapes);
+        if let Some(mail) = &mut self.mail {
+            let status = Box::new(status);
+            mail.report(Report::Status { status, for_operators, for_scrapes });
+        } else {
+            let texts = format(status, for_operators, false);
+            self.tell_status(now, epoll, path, texts.for_operators);
         }
     }
 
-    /// The scribe is done.
-    pub(super) fn handle_scribe(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) {
-        if let Some(words) = self.survey.scribe.as_ref().and_then(Scribe::poll) {
-            self.tell_status(now, epoll, path, words);
-        }
-    }
-
-    /// Answers the clients that have waited; those that came too late wait on.
-    fn tell_status(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath, words: Words) {
+    /// A status is formatted: answers the clients that have waited; those that came too late wait
+    /// on.
+    pub(super) fn tell_status(
+        &mut self,
+        now: Instant,
+        epoll: &Epoll,
+        path: &mut DataPath,
+        text: Option<Arc<Vec<u8>>>,
+    ) {
         self.survey.stage = Stage::Idle;
         let told = std::mem::take(&mut self.survey.waiting);
         let failed = || {
@@ -190,19 +141,12 @@ impl Desk {
                 fix: "report this".into(),
             }))
         };
-        let answer = words.for_operators.unwrap_or_else(failed);
+        let answer = text.unwrap_or_else(failed);
         for place in std::mem::take(&mut self.survey.later) {
             self.survey.ask(place);
         }
-        if let Some(metrics) = &mut self.metrics {
-            if words.has_failed {
-                metrics.handle_failure(epoll, &mut self.writes);
-            } else if let Some(answer) = words.for_scrapes {
-                metrics.handle_answer(epoll, &mut self.writes, now, answer);
-            }
-            if metrics.has_waiting() {
-                self.survey.begin();
-            }
+        if self.survey.for_scrapes {
+            self.survey.begin();
         }
         for place in told {
             if let Some(control) = &mut self.control

@@ -8,6 +8,7 @@ pub(crate) mod capture;
 pub(crate) mod data_path;
 mod guests;
 mod heartbeats;
+pub(crate) mod orders;
 mod polling;
 pub(crate) mod ports;
 mod sockets;
@@ -161,7 +162,7 @@ impl Worker {
             | Token::Broker
             | Token::Changes
             | Token::Opener
-            | Token::Scribe
+            | Token::Mail
             | Token::Registry
             | Token::ControlListener
             | Token::Control(_)

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::Shutdown;
+use std::net::{Shutdown, TcpStream};
 use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -16,10 +16,12 @@ use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 
 use super::guests::ANNOUNCEMENTS_PER_TURN;
+use super::orders::worker_mail;
 use super::*;
 use crate::arena_file::{self, ArenaFile};
+use crate::control::{self, MetricsServer};
 use crate::daemon::Daemon;
-use crate::desk::{ControlServer, FlowSums, PORTS_PER_TURN, start_scribe};
+use crate::desk::{ControlServer, FlowSums, PORTS_PER_TURN};
 use crate::port::Port;
 use crate::port::guest::GuestPort;
 use crate::port::tap::TapPort;
@@ -231,10 +233,10 @@ fn who_asks_for_a_status_when_another_has_begun_gets_one_as_well() {
 }
 
 #[test]
-fn a_status_of_many_ports_takes_many_turns_and_is_put_into_words_aside() {
+fn a_status_of_many_ports_takes_many_turns_and_is_formatted_by_control() {
     const PORTS: usize = 5 * PORTS_PER_TURN + 3;
     let mut w = World::new("survey", PORTS);
-    w.daemon.set_scribe(start_scribe().unwrap()).unwrap();
+    w.daemon.set_mail(control::start(None).unwrap()).unwrap();
     let mut client = asks_for_statuses(&mut w, 2);
     let (mut said, mut seen, mut turns) = (Vec::new(), 0, 0);
     client.set_nonblocking(true).unwrap();
@@ -249,6 +251,40 @@ fn a_status_of_many_ports_takes_many_turns_and_is_put_into_words_aside() {
     assert_eq!(statuses(&said), [all.clone(), all]);
     assert_eq!(seen, 2 * 5 * PORTS_PER_TURN, "and the last three in turns of their own");
     assert!(turns > 2 * (5 + 1), "the answers come in others still: {turns}");
+}
+
+#[test]
+fn a_scrape_costs_the_worker_a_status_and_another_request_nothing() {
+    let mut w = World::new("scrape", 1);
+    let metrics = MetricsServer::new("127.0.0.1:0".parse().unwrap()).unwrap();
+    let at = metrics.address();
+    w.daemon.set_mail(control::start(Some(metrics)).unwrap()).unwrap();
+    let ask = |path: &str| {
+        let mut client = TcpStream::connect(at).unwrap();
+        write!(client, "GET {path} HTTP/1.1\r\n\r\n").unwrap();
+        client
+    };
+    let mut said = String::new();
+    ask("/nothing").read_to_string(&mut said).unwrap();
+    assert!(said.starts_with("HTTP/1.1 404 "), "without a turn: {said}");
+    let (mut scrape, mut said) = (ask("/metrics"), Vec::new());
+    scrape.set_nonblocking(true).unwrap();
+    while scrape.read_to_end(&mut said).is_err() {
+        w.daemon.turn_at_once().unwrap();
+    }
+    let said = String::from_utf8(said).unwrap();
+    assert!(said.contains("nightporter_link_up{port=\"port0\"} 1"), "{said}");
+}
+
+#[test]
+fn a_daemon_that_has_lost_control_ends_with_an_error() {
+    let mut w = World::new("lost", 1);
+    let (mail, control) = worker_mail().unwrap();
+    let bell = mail.bell();
+    w.daemon.set_mail(mail).unwrap();
+    drop(control);
+    bell.ring();
+    assert!(w.daemon.run(|_| {}).is_err());
 }
 
 fn device(w: &World, name: &str) -> VhostUserConfig {

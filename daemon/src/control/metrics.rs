@@ -1,4 +1,4 @@
-//! Prometheus metrics over HTTP: one GET per connection, bounded, inside the event loop.
+//! Prometheus metrics over HTTP: one GET per connection, bounded, inside control's event loop.
 
 use std::fmt;
 use std::io;
@@ -61,6 +61,11 @@ impl MetricsServer {
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.listener.local_addr().unwrap()
     }
 
     /// Accepts waiting clients, whose requests may be there already. Errors: a client still waits,
