@@ -12,12 +12,12 @@ use nix::sys::signalfd::SignalFd;
 
 use crate::broker::Broker;
 use crate::change::{Prepared, Preparer, Running, Step};
-use crate::desk::{ControlServer, Desk, LinkWatch};
+use crate::control::{self, Control, ControlServer, MetricsServer};
+use crate::desk::{Desk, LinkWatch};
 use crate::opener::Opener;
 use crate::port::Port;
 use crate::timer::monotonic_now;
 use crate::toe::Doors;
-use crate::worker::orders::WorkerMail;
 use crate::worker::{Worker, WorkerConfig};
 
 /// See the module doc.
@@ -25,13 +25,15 @@ use crate::worker::{Worker, WorkerConfig};
 pub struct Daemon {
     pub(crate) worker: Worker,
     pub(crate) desk: Desk,
+    /// It ends after the desk, which has the worker's end of its mail.
+    control: Option<control::Running>,
 }
 
 impl Daemon {
     /// A daemon without ports. Errors: the system has no epoll or no timer for it.
     pub fn new(config: &WorkerConfig, engine: Engine<'static>) -> io::Result<Self> {
         let worker = Worker::new(config, engine)?;
-        Ok(Self { worker, desk: Desk::new(monotonic_now()) })
+        Ok(Self { worker, desk: Desk::new(monotonic_now()), control: None })
     }
 
     pub(crate) fn set_signals(&mut self, signals: SignalFd) -> io::Result<()> {
@@ -47,9 +49,23 @@ impl Daemon {
         self.desk.set_broker(&self.worker.epoll, broker)
     }
 
-    /// Serves operators from now on. Errors: the system's.
-    pub fn set_control(&mut self, control: ControlServer) -> io::Result<()> {
-        self.desk.set_control(&self.worker.epoll, control)
+    /// Serves operators from now on, in turns of the control that it returns. For tests. Errors:
+    /// the system's.
+    pub fn set_control(&mut self, operators: ControlServer) -> io::Result<Control> {
+        let (control, mail) = Control::new(Some(operators), None)?;
+        self.desk.set_mail(&self.worker.epoll, mail)?;
+        Ok(control)
+    }
+
+    /// Serves operators and scrapers from now on, on a thread of their own. Errors: the system's.
+    pub(crate) fn start_control(
+        &mut self,
+        operators: Option<ControlServer>,
+        metrics: Option<MetricsServer>,
+    ) -> io::Result<()> {
+        let (control, mail) = Control::new(operators, metrics)?;
+        self.control = Some(control.start(&mail)?);
+        self.desk.set_mail(&self.worker.epoll, mail)
     }
 
     /// Ports may come, go and change from now on.
@@ -60,11 +76,6 @@ impl Daemon {
     /// Missing uplinks and overlays are tried again from now on.
     pub(crate) fn set_opener(&mut self, opener: Opener) -> io::Result<()> {
         self.desk.set_opener(&self.worker.epoll, opener)
-    }
-
-    /// Control's thread serves scrapes and formats statuses from now on.
-    pub(crate) fn set_mail(&mut self, mail: WorkerMail) -> io::Result<()> {
-        self.desk.set_mail(&self.worker.epoll, mail)
     }
 
     /// Sets the registry, which is asked and told which station is where.

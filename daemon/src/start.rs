@@ -23,9 +23,9 @@ use crate::config::registry_files::registry_files;
 use crate::config::station::at_strangers;
 use crate::config::warnings::uneven_mtus;
 use crate::config::{Config, DaemonConfig, RegistryConfig, Source, VmConfig};
-use crate::control::{self, MetricsServer};
+use crate::control::{ControlServer, MetricsServer};
 use crate::daemon::Daemon;
-use crate::desk::{ControlServer, LinkWatch};
+use crate::desk::LinkWatch;
 use crate::errors::{StartError, error};
 use crate::opener;
 use crate::port::build::{Openings, make_parent};
@@ -93,7 +93,8 @@ fn start(
     check(daemon.set_signals(signals).map_err(|e| error(e, "report this")));
     check(watch_links(&mut daemon));
     check(daemon.set_broker(Arc::clone(&sandbox.broker)).map_err(|e| error(e, "report this")));
-    check(open_control(&mut daemon, settings));
+    let operators = open_control(settings);
+    check(operators.as_ref().map(drop).map_err(Clone::clone));
     check(open_booster(&mut daemon, config));
     let openings = Openings::new(Arc::clone(&sandbox.broker));
     let opener = opener::start(openings.clone()).and_then(|opener| daemon.set_opener(opener));
@@ -102,7 +103,7 @@ fn start(
     check(owners.clone().map(drop)); // without them every VM is our own user's, and nothing starts
     let first = Prepared::first(config, owners.unwrap_or_default(), arena.size);
     let running = open_ports(&mut daemon, first, &openings, &mut check);
-    check(start_control(&mut daemon, settings));
+    check(start_control(&mut daemon, operators.ok(), settings));
     check(find_each_other(&mut daemon, config, sandbox));
     check(open_doors(&mut daemon, sandbox));
     let (owners, dirs) = (sandbox.owners.clone(), sandbox.dirs.clone());
@@ -233,11 +234,10 @@ fn watch_links(daemon: &mut Daemon) -> Result<(), StartError> {
         .map_err(|e| error(format!("cannot watch interfaces: {e}"), "allow netlink sockets"))
 }
 
-fn open_control(daemon: &mut Daemon, settings: &DaemonConfig) -> Result<(), StartError> {
+fn open_control(settings: &DaemonConfig) -> Result<ControlServer, StartError> {
     make_parent(&settings.control)?;
-    let control = ControlServer::new(&settings.control)
-        .map_err(|e| error(e, "stop the other daemon, or choose another daemon.control"))?;
-    daemon.set_control(control).map_err(|e| error(e, "report this"))
+    ControlServer::new(&settings.control)
+        .map_err(|e| error(e, "stop the other daemon, or choose another daemon.control"))
 }
 
 fn open_booster(daemon: &mut Daemon, config: &Config) -> Result<(), StartError> {
@@ -247,17 +247,20 @@ fn open_booster(daemon: &mut Daemon, config: &Config) -> Result<(), StartError> 
         .map_err(|e| error(format!("{}: {e}", path.display()), "free that path"))
 }
 
-/// Starts control's thread, with the metrics.
-fn start_control(daemon: &mut Daemon, settings: &DaemonConfig) -> Result<(), StartError> {
+/// Starts control's thread, with operators and metrics.
+fn start_control(
+    daemon: &mut Daemon,
+    operators: Option<ControlServer>,
+    settings: &DaemonConfig,
+) -> Result<(), StartError> {
     let fix = "choose another port with daemon.metrics, or turn it \"off\"";
     let listen = |address| {
         MetricsServer::new(address)
             .map_err(|e| error(format!("metrics: cannot listen on {address}: {e}"), fix))
     };
     let metrics = settings.metrics.map(listen).transpose()?;
-    control::start(metrics)
-        .and_then(|mail| daemon.set_mail(mail))
-        .map_err(|e| error(e, "allow more threads and open files"))
+    let started = daemon.start_control(operators, metrics);
+    started.map_err(|e| error(e, "allow more threads and open files"))
 }
 
 /// Opens all ports, by the steps of the change that the start is; the configuration that runs then.

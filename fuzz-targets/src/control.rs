@@ -24,8 +24,8 @@ use nightporter_core::port::{GuestConfig, PortConfig};
 use nightporter_core::store::arena::Arena;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
+use nightporterd::control::{Control, ControlServer};
 use nightporterd::daemon::Daemon;
-use nightporterd::desk::ControlServer;
 use nightporterd::port::Port;
 use nightporterd::port::guest::GuestPort;
 use nightporterd::port::tap::TapPort;
@@ -181,9 +181,11 @@ pub fn seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// A daemon that never sleeps, and the other ends of its ports.
+/// A daemon that never sleeps, with its control in the same thread, and the other ends of its
+/// ports.
 struct Host {
     daemon: Daemon,
+    control: Control,
     /// The control socket's file, which has no name any more.
     socket: OwnedFd,
     wires: [File; 2],
@@ -205,7 +207,8 @@ impl Host {
         let config = WorkerConfig { busy_poll, epoch: NonZeroU64::MIN };
         let mut daemon = Daemon::new(&config, engine).expect("a daemon");
         let path = temporary("control");
-        daemon.set_control(ControlServer::new(&path).expect("a socket")).expect("epoll");
+        let operators = ControlServer::new(&path).expect("a socket");
+        let control = daemon.set_control(operators).expect("epoll");
         let socket = rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
         std::fs::remove_file(&path).expect("the socket");
         let wires = [PORTS[0], PORTS[1]].map(|name| {
@@ -230,6 +233,7 @@ impl Host {
         let socket = socket.expect("it is there");
         let mut host = Self {
             daemon,
+            control,
             socket,
             wires,
             offload: true,
@@ -258,6 +262,7 @@ impl Host {
 
     fn looks(&mut self) {
         for _ in 0..LOOKS * TURNS {
+            self.control.turn_at_once().expect("the event loop");
             self.daemon.turn_at_once().expect("the event loop");
         }
         for wire in &mut self.wires {

@@ -1,98 +1,148 @@
-//! Control: a thread with an epoll set of its own, for work that is not about frames. It has the
-//! metrics, and formats statuses; the desk, between two turns of the worker, has the rest so far
-//! (docs/design/control.md).
+//! Control: a thread with an epoll set of its own, for work that is not about frames. It serves
+//! operators and scrapers; the desk, between two turns of the worker, executes the requests that
+//! need the engine, and has the rest so far (docs/design/control.md).
 //!
-//! It and the worker's thread know of each other only [`Order`]s and [`Report`]s.
+//! It and the worker's thread know of each other only [`Order`]s and [`Report`]s. A client whose
+//! request the worker has is held until the report is there.
 
 pub(crate) mod conn;
-pub(crate) mod format;
 mod metrics;
+mod operators;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::thread;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 
-use nightporter_api::Status;
+use nightporter_api::{Reply, Status};
 use nightporter_core::time::Instant;
+use nightporter_registry::mail::Bell;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollTimeout};
 
 use crate::resting::Resting;
 use crate::timer::monotonic_now;
 use crate::token::{Token, watch_for};
-use crate::worker::orders::{ControlMail, Order, Report, WorkerMail, worker_mail};
+use crate::worker::orders::{Client, ControlMail, Order, Report, WorkerMail, worker_mail};
 use conn::Allowance;
-use format::format;
 pub(crate) use metrics::MetricsServer;
 pub use metrics::is_metrics_request;
+use metrics::scrape;
+pub use operators::ControlServer;
+use operators::line;
 
 /// Events taken from the kernel at a time.
 const EVENTS_MAX: usize = 64;
 
 /// See the module doc.
 #[derive(Debug)]
-pub(crate) struct Control {
+pub struct Control {
     epoll: Epoll,
     mail: ControlMail,
+    operators: Option<ControlServer>,
     metrics: Option<MetricsServer>,
     /// Listeners that do not accept for now.
     resting: Resting<Token>,
     /// A status for scrapes was ordered, and is not there yet.
     ordered: bool,
+    /// The bytes that may be written to clients in this turn.
+    writes: Allowance,
 }
 
-/// Starts the thread; the worker's end of its mail. To be called before the worker gets its core and
-/// its priority, which threads inherit. Errors: the system's.
-pub(crate) fn start(metrics: Option<MetricsServer>) -> io::Result<WorkerMail> {
-    let (worker, mail) = worker_mail()?;
-    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-    watch_for(&epoll, &mail.fd(), Token::Mail)?;
-    if let Some(metrics) = &metrics {
-        watch_for(&epoll, &metrics.fd(), Token::MetricsListener)?;
+/// Control's thread. When this is dropped, after the worker's end of the mail, it ends.
+#[derive(Debug)]
+pub(crate) struct Running {
+    bell: Bell,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.bell.ring();
+        let _ = self.thread.take().map(JoinHandle::join); // the control socket's file goes with it
     }
-    let control = Control { epoll, mail, metrics, resting: Resting::new(), ordered: false };
-    let bell = worker.bell();
-    thread::Builder::new().name("control".into()).spawn(move || {
-        let ended = catch_unwind(AssertUnwindSafe(move || control.run()));
-        bell.ring(); // the worker takes its mail, and finds that nobody writes any more
-        if let Ok(Err(error)) = ended {
-            tracing::error!(%error, "control's event loop failed");
-        }
-    })?;
-    Ok(worker)
 }
 
 impl Control {
-    /// Works until the worker's end of the mail is gone.
-    fn run(mut self) -> io::Result<()> {
-        let mut events = [EpollEvent::empty(); EVENTS_MAX];
-        loop {
-            let count = match self.epoll.wait(&mut events, self.wait(monotonic_now())) {
-                Err(Errno::EINTR) => 0,
-                result => result?,
-            };
-            let (now, mut writes) = (monotonic_now(), Allowance::default());
-            for event in &events[..count] {
-                match Token::unpack(event.data()) {
-                    Token::Mail => match self.hear(now, &mut writes) {
-                        true => {}
-                        false => return Ok(()),
-                    },
-                    Token::MetricsListener => self.handle_metrics_listener(now, &mut writes),
-                    Token::Metrics(place) => {
-                        if let Some(metrics) = &mut self.metrics {
-                            metrics.handle_client(&self.epoll, &mut writes, now, place);
-                        }
-                    }
-                    token => unreachable!("the worker's: {token:?}"),
-                }
+    /// With the worker's end of its mail. Errors: the system's.
+    pub(crate) fn new(
+        operators: Option<ControlServer>,
+        metrics: Option<MetricsServer>,
+    ) -> io::Result<(Self, WorkerMail)> {
+        let (worker, mail) = worker_mail()?;
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        watch_for(&epoll, &mail.fd(), Token::Mail)?;
+        if let Some(operators) = &operators {
+            watch_for(&epoll, &operators.fd(), Token::ControlListener)?;
+        }
+        if let Some(metrics) = &metrics {
+            watch_for(&epoll, &metrics.fd(), Token::MetricsListener)?;
+        }
+        let (resting, writes) = (Resting::new(), Allowance::default());
+        let new = Self { epoll, mail, operators, metrics, resting, ordered: false, writes };
+        Ok((new, worker))
+    }
+
+    /// Works on a thread of its own from now on; `worker` is the other end of its mail. To be
+    /// called before the worker gets its core and its priority, which threads inherit. Errors: the
+    /// system's.
+    pub(crate) fn start(mut self, worker: &WorkerMail) -> io::Result<Running> {
+        let (bell, of_worker) = (self.mail.bell(), worker.bell());
+        let run = move || -> io::Result<()> {
+            while self.turn(true)? {}
+            Ok(())
+        };
+        let thread = thread::Builder::new().name("control".into()).spawn(move || {
+            let ended = catch_unwind(AssertUnwindSafe(run));
+            // The worker takes its mail, and finds that nobody writes any more.
+            of_worker.ring();
+            if let Ok(Err(error)) = ended {
+                tracing::error!(%error, "control's event loop failed");
             }
-            self.wake_listeners(now);
-            let waits = self.metrics.as_ref().is_some_and(MetricsServer::has_waiting);
-            if waits && !std::mem::replace(&mut self.ordered, true) {
-                self.mail.order(Order::Survey);
+        })?;
+        Ok(Running { bell, thread: Some(thread) })
+    }
+
+    /// One turn that never sleeps, for callers that have no thread for it. Errors: the system's.
+    pub fn turn_at_once(&mut self) -> io::Result<()> {
+        self.turn(false).map(drop)
+    }
+
+    /// Handles the next events. `false`: the worker is gone.
+    fn turn(&mut self, may_sleep: bool) -> io::Result<bool> {
+        let wait = if may_sleep { self.wait(monotonic_now()) } else { EpollTimeout::ZERO };
+        let mut events = [EpollEvent::empty(); EVENTS_MAX];
+        let count = match self.epoll.wait(&mut events, wait) {
+            Err(Errno::EINTR) => 0,
+            result => result?,
+        };
+        let now = monotonic_now();
+        self.writes = Allowance::default();
+        for event in &events[..count] {
+            match Token::unpack(event.data()) {
+                Token::Mail => {
+                    if !self.hear(now) {
+                        return Ok(false);
+                    }
+                }
+                Token::ControlListener => self.handle_listener(now),
+                Token::Control(place) => self.handle_client(place),
+                Token::MetricsListener => self.handle_metrics_listener(now),
+                Token::Metrics(place) => {
+                    if let Some(metrics) = &mut self.metrics {
+                        metrics.handle_client(&self.epoll, &mut self.writes, now, place);
+                    }
+                }
+                token => unreachable!("the worker's: {token:?}"),
             }
         }
+        self.wake_listeners(now);
+        let waits = self.metrics.as_ref().is_some_and(MetricsServer::has_waiting);
+        if waits && !std::mem::replace(&mut self.ordered, true) {
+            self.mail.order(Order::Survey);
+        }
+        Ok(true)
     }
 
     /// Until listeners have rested, to the next millisecond.
@@ -103,42 +153,120 @@ impl Control {
     }
 
     /// Takes the worker's reports. `false`: it is gone.
-    fn hear(&mut self, now: Instant, writes: &mut Allowance) -> bool {
+    fn hear(&mut self, now: Instant) -> bool {
         loop {
             match self.mail.take() {
                 Err(_) => return false,
                 Ok(None) => return true,
-                Ok(Some(Report::Status { status, for_operators, for_scrapes })) => {
-                    self.handle_status(now, writes, *status, for_operators, for_scrapes);
+                Ok(Some(Report::Status { status, clients, for_scrapes })) => {
+                    self.handle_status(now, *status, clients, for_scrapes);
+                }
+                Ok(Some(Report::Reply(client, reply))) => {
+                    self.answer(client, Arc::new(line(&reply)), reply == Reply::Stream {});
+                }
+                Ok(Some(Report::Piece(client, bytes))) => {
+                    let operators = self.operators.as_mut();
+                    let place = operators.and_then(|it| it.put_piece(client, bytes));
+                    place.into_iter().for_each(|place| self.finish(place));
+                }
+                Ok(Some(Report::End(client))) => {
+                    let operators = self.operators.as_mut();
+                    operators.into_iter().for_each(|it| it.hang_up(client));
+                    self.tell_gone();
                 }
             }
         }
     }
 
+    /// Formats a status for all who wait for it. A mistake of ours in that leaves no text.
     fn handle_status(
         &mut self,
         now: Instant,
-        writes: &mut Allowance,
-        status: Status,
-        for_operators: bool,
+        mut status: Status,
+        clients: Vec<Client>,
         for_scrapes: bool,
     ) {
-        // A mistake of ours in that leaves no text.
-        let texts = catch_unwind(|| format(status, for_operators, for_scrapes));
-        let texts = texts.unwrap_or_default();
-        self.mail.order(Order::Formatted(texts.for_operators));
+        // One that was removed and added meanwhile was seen twice.
+        let mut names = BTreeSet::new();
+        status.ports.retain(|port| names.insert(port.name.clone()));
         if for_scrapes && let Some(metrics) = &mut self.metrics {
             self.ordered = false;
-            match texts.for_scrapes {
-                Some(answer) => metrics.handle_answer(&self.epoll, writes, now, answer),
-                None => metrics.handle_failure(&self.epoll, writes),
+            match catch_unwind(|| scrape(&status)) {
+                Ok(text) => {
+                    metrics.handle_answer(&self.epoll, &mut self.writes, now, Arc::new(text));
+                }
+                Err(_) => metrics.handle_failure(&self.epoll, &mut self.writes),
             }
+        }
+        if clients.is_empty() {
+            return;
+        }
+        let text = catch_unwind(AssertUnwindSafe(|| line(&Reply::Status(status))));
+        let text = Arc::new(text.unwrap_or_else(|_| {
+            line(&Reply::Error {
+                what: "the status could not be formatted: see the log".into(),
+                fix: "report this".into(),
+            })
+        }));
+        for client in clients {
+            self.answer(client, Arc::clone(&text), false);
         }
     }
 
-    fn handle_metrics_listener(&mut self, now: Instant, writes: &mut Allowance) {
+    /// Answers a client that was held, and goes on with it: it may have asked for more.
+    fn answer(&mut self, client: Client, text: Arc<Vec<u8>>, streams: bool) {
+        let operators = self.operators.as_mut();
+        if let Some(place) = operators.and_then(|it| it.release(client, text, streams)) {
+            self.handle_client(place);
+        }
+    }
+
+    fn handle_listener(&mut self, now: Instant) {
+        let Some(operators) = &mut self.operators else { return };
+        if operators.handle_listener(&self.epoll).is_err() {
+            let _ = self.epoll.delete(operators.fd());
+            self.resting.add(now, Token::ControlListener);
+        }
+        self.tell_gone();
+    }
+
+    /// Something happened on the connection of the operator at `place`: the worker gets its next
+    /// request, if one is complete.
+    fn handle_client(&mut self, place: u16) {
+        let Some(operators) = &mut self.operators else { return };
+        let mut alive = operators.handle_client(&mut self.writes, place);
+        while alive && let Some((client, request)) = operators.poll_request(place) {
+            match request {
+                Ok(request) => self.mail.order(Order::Request(client, request)),
+                Err(reply) => alive = operators.refuse(&mut self.writes, place, &reply),
+            }
+        }
+        if !alive {
+            operators.close(place);
+        }
+        self.finish(place);
+    }
+
+    /// Writes the output for the operator at `place`, and grants room for its stream.
+    fn finish(&mut self, place: u16) {
+        let Some(operators) = &mut self.operators else { return };
+        if operators.finish(&self.epoll, &mut self.writes, place)
+            && let Some(client) = operators.grant(place)
+        {
+            self.mail.order(Order::Room(client));
+        }
+        self.tell_gone();
+    }
+
+    /// The worker forgets operators that have gone.
+    fn tell_gone(&mut self) {
+        let Some(operators) = &mut self.operators else { return };
+        operators.take_gone().into_iter().for_each(|client| self.mail.order(Order::Forget(client)));
+    }
+
+    fn handle_metrics_listener(&mut self, now: Instant) {
         let Some(metrics) = &mut self.metrics else { return };
-        if metrics.handle_listener(&self.epoll, writes, now).is_err() {
+        if metrics.handle_listener(&self.epoll, &mut self.writes, now).is_err() {
             let _ = self.epoll.delete(metrics.fd());
             self.resting.add(now, Token::MetricsListener);
         }
@@ -146,8 +274,10 @@ impl Control {
 
     fn wake_listeners(&mut self, now: Instant) {
         for token in self.resting.take_due(now) {
+            let operators = self.operators.as_ref().map(ControlServer::fd);
             let metrics = self.metrics.as_ref().map(MetricsServer::fd);
-            if metrics.is_some_and(|fd| watch_for(&self.epoll, &fd, token).is_err()) {
+            let fd = if token == Token::ControlListener { operators } else { metrics };
+            if fd.is_some_and(|fd| watch_for(&self.epoll, &fd, token).is_err()) {
                 self.resting.add(now, token);
             }
         }

@@ -27,6 +27,7 @@ use crate::token::{Token, watch_for};
 use crate::vhost::device::Device;
 use crate::vhost::vsock::Vsock;
 use crate::worker::data_path::DataPath;
+use crate::worker::orders::{Client, Report};
 
 /// Changes that may wait for the one that is under way.
 const WAITING_MAX: usize = 64;
@@ -34,8 +35,8 @@ const WAITING_MAX: usize = 64;
 /// A request for a change.
 #[derive(Debug)]
 pub(super) struct Asked {
-    /// The control client that waits for it; `None` is a signal.
-    pub(super) place: Option<u16>,
+    /// The client of control that waits for it; `None` is a signal.
+    pub(super) client: Option<Client>,
     pub(super) change: Change,
     pub(super) dry_run: bool,
 }
@@ -59,17 +60,17 @@ pub(super) struct Changes {
     parts: Option<(Preparer, Running)>,
     waiting: VecDeque<Asked>,
     /// The client that waits for the change that is under way.
-    busy: Option<Option<u16>>,
+    busy: Option<Option<Client>>,
     applying: Option<Applying>,
     /// Changes by commands while it was prepared.
     notes: Vec<(String, Setting)>,
 }
 
 impl Changes {
-    /// The client at `place` has gone; the change that it wanted goes on.
-    pub(super) fn forget(&mut self, place: u16) {
-        self.waiting.retain(|asked| asked.place != Some(place));
-        if self.busy == Some(Some(place)) {
+    /// The client has gone; the change that it wanted goes on.
+    pub(super) fn forget(&mut self, client: Client) {
+        self.waiting.retain(|asked| asked.client != Some(client));
+        if self.busy == Some(Some(client)) {
             self.busy = Some(None);
         }
     }
@@ -131,7 +132,7 @@ impl Desk {
     /// dropped when that is done.
     pub(super) fn refuse_waiting(&mut self) {
         for asked in std::mem::take(&mut self.changes.waiting) {
-            self.answer(asked.place, refused(stopping()));
+            self.answer(asked.client, refused(stopping()));
         }
     }
 
@@ -147,8 +148,8 @@ impl Desk {
         if busy.is_some() {
             return;
         }
-        let Some(Asked { place, change, dry_run }) = waiting.pop_front() else { return };
-        *busy = Some(place);
+        let Some(Asked { client, change, dry_run }) = waiting.pop_front() else { return };
+        *busy = Some(client);
         let Some((preparer, running)) = parts else { return };
         let budgets = running.config.vms.iter().map(|vm| vm.budget / PAGE as u64);
         let excess_pages = path.engine.pages_promised(None).saturating_sub(budgets.sum());
@@ -267,10 +268,8 @@ impl Desk {
                 let id = port(path, &name)?;
                 path.remove_port(now, epoll, id);
                 self.survey.census.forget(id);
-                for place in path.ports.watchers.remove_port(id) {
-                    if let Some(control) = &mut self.control {
-                        control.close(place);
-                    }
+                for client in path.ports.watchers.remove_port(id) {
+                    self.report(Report::End(client));
                 }
             }
             Step::SetToeRules(rules) => path.toe.set_rules(rules),
@@ -300,22 +299,15 @@ impl Desk {
 
     /// Answers the client of the change that was under way, and begins with the next.
     fn end_change(&mut self, path: &DataPath, reply: Reply) {
-        let place = self.changes.busy.take().flatten();
-        self.answer(place, reply);
+        let client = self.changes.busy.take().flatten();
+        self.answer(client, reply);
         self.next_change(path);
     }
 
     /// Tells the client that waits, or the log.
-    pub(super) fn answer(&mut self, place: Option<u16>, reply: Reply) {
-        match (place, reply) {
-            (Some(place), reply) => {
-                if let Some(control) = &mut self.control
-                    && control.release(place)
-                {
-                    control.reply(place, &reply);
-                    self.answered.push(place);
-                }
-            }
+    pub(super) fn answer(&mut self, client: Option<Client>, reply: Reply) {
+        match (client, reply) {
+            (Some(client), reply) => self.report(Report::Reply(client, reply)),
             (None, Reply::Plan(plan)) => tracing::info!(steps = plan.steps.len(), "reloaded"),
             (None, Reply::Error { what, fix }) => {
                 tracing::error!("the reload failed: {what}\n    fix: {fix}");

@@ -4,77 +4,48 @@ use nightporter_api::{Direction, RATE_LIMIT_MBIT_S_MAX, Reply, Request};
 use nightporter_core::engine::{self, Engine};
 use nightporter_core::port::PortId;
 use nightporter_core::time::Instant;
-use nix::sys::epoll::Epoll;
 
 use super::Desk;
 use super::changes::Asked;
 use crate::change::Setting;
-use crate::token::Token;
 use crate::worker::capture::Taking;
 use crate::worker::data_path::DataPath;
+use crate::worker::orders::{Client, Report};
 use crate::worker::ports::NamedPort;
 
 impl Desk {
-    pub(super) fn handle_control_listener(
+    /// Executes a client's request, or begins to.
+    pub(super) fn handle_request(
         &mut self,
         now: Instant,
-        epoll: &Epoll,
         path: &mut DataPath,
+        client: Client,
+        request: Request,
     ) {
-        let Some(control) = &mut self.control else { return };
-        let (places, taken) = control.handle_listener(epoll);
-        for place in places {
-            path.ports.watchers.remove(place);
-            self.changes.forget(place);
-            self.survey.forget(place);
-        }
-        if taken.is_err() {
-            let _ = epoll.delete(control.fd());
-            self.resting.add(now, Token::ControlListener);
+        match request {
+            Request::Status {} => self.survey.ask(client),
+            Request::Change { change, dry_run } if self.cannot_change().is_none() => {
+                self.ask(path, Asked { client: Some(client), change, dry_run });
+            }
+            request => {
+                let reply = self.execute(now, path, client, request);
+                self.report(Report::Reply(client, reply));
+            }
         }
     }
 
-    /// Serves a request of one client, if one is complete; the next after the turn.
-    pub(super) fn handle_control_client(
-        &mut self,
-        now: Instant,
-        epoll: &Epoll,
-        path: &mut DataPath,
-        place: u16,
-    ) {
-        let Some(mut control) = self.control.take() else { return };
-        let alive = control.handle_client(&mut self.writes, place);
-        match if alive { control.poll_request(place) } else { None } {
-            None => {}
-            Some(Ok(Request::Status {})) => {
-                control.hold(place);
-                self.survey.ask(place);
-            }
-            Some(Ok(Request::Change { change, dry_run })) if self.cannot_change().is_none() => {
-                control.hold(place);
-                self.ask(path, Asked { place: Some(place), change, dry_run });
-            }
-            Some(request) => {
-                let reply = match request {
-                    Ok(request) => self.execute(now, path, place, request),
-                    Err(reply) => reply,
-                };
-                control.reply(place, &reply);
-                self.answered.push(place);
-            }
-        }
-        if !alive || !control.finish(epoll, &mut self.writes, place) {
-            control.close(place);
-            path.ports.watchers.remove(place);
-        }
-        self.control = Some(control);
+    /// A client has gone.
+    pub(super) fn forget_client(&mut self, path: &mut DataPath, client: Client) {
+        path.ports.watchers.remove(client);
+        self.changes.forget(client);
+        self.survey.forget(client);
     }
 
     fn execute(
         &mut self,
         now: Instant,
         path: &mut DataPath,
-        place: u16,
+        client: Client,
         request: Request,
     ) -> Reply {
         match request {
@@ -90,7 +61,7 @@ impl Desk {
             },
             Request::Trace { id } => match path.engine.flow(index(id)) {
                 Some(found) => {
-                    path.ports.watchers.add_trace(now, place, found);
+                    path.ports.watchers.add_trace(now, client, found);
                     Reply::Stream {}
                 }
                 None => no_such_flow(id),
@@ -98,7 +69,7 @@ impl Desk {
             Request::Capture { port, snap_bytes, only } => match path.ports.find(&port) {
                 None => path.no_such("port", &port, |_| true),
                 Some(port) => {
-                    path.ports.watchers.add_capture(now, place, port, Taking { snap_bytes, only });
+                    path.ports.watchers.add_capture(now, client, port, Taking { snap_bytes, only });
                     Reply::Stream {}
                 }
             },
@@ -163,19 +134,9 @@ impl Desk {
     }
 
     /// Moves the watchers' output to their clients.
-    pub(super) fn feed_watchers(&mut self, epoll: &Epoll, path: &mut DataPath) {
+    pub(super) fn feed_watchers(&mut self, path: &mut DataPath) {
         path.ports.watchers.note_states(&path.engine);
-        let Self { control: Some(control), writes, .. } = self else { return };
-        path.ports.watchers.drain(|place, take| match control.stream_room(place) {
-            None => false,
-            Some(false) => true,
-            Some(true) => {
-                let bytes = take();
-                let none = bytes.is_empty();
-                control.stream(place, bytes);
-                none || control.finish(epoll, writes, place)
-            }
-        });
+        path.ports.watchers.drain(|client, bytes| self.report(Report::Piece(client, bytes)));
     }
 }
 

@@ -1,15 +1,14 @@
-//! The desk: work that is not about frames. Operators at the control socket, captures and traces;
-//! signals; interfaces that go and come back. `control` has the metrics, and formats statuses.
+//! The desk: work that is not about frames. It executes the requests of operators, whom `control`
+//! serves; signals; interfaces that go and come back.
 //!
 //! It works between two turns, never in one: an event changes the [`DataPath`] at once, and the
-//! turn that follows carries the change out. Clients are bounded in number, in consecutive requests
-//! and in unread replies, so none of them delays a turn for long. A status, which is about all
+//! turn that follows carries the change out. Clients are bounded in number, and each has one
+//! request under way, so none of them delays a turn for long. A status, which is about all
 //! ports and flows, is made in as many turns as it needs (`survey`).
 
 mod census;
 mod changes;
 mod commands;
-mod control;
 mod directory;
 mod here;
 mod links;
@@ -28,14 +27,11 @@ use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
 use crate::broker::Broker;
-use crate::control::conn::Allowance;
-use crate::resting::Resting;
 use crate::token::{Token, watch_for};
 use crate::worker::Others;
 use crate::worker::data_path::DataPath;
-use crate::worker::orders::{Order, WorkerMail};
+use crate::worker::orders::{Order, Report, WorkerMail};
 use changes::{Asked, Changes};
-pub use control::ControlServer;
 use directory::Directory;
 pub(crate) use links::LinkWatch;
 use mender::Mender;
@@ -65,20 +61,13 @@ pub(crate) struct Desk {
     /// `None`: uplinks are not opened.
     broker: Option<Arc<Broker>>,
     broker_ended: bool,
-    control: Option<ControlServer>,
-    /// To and from control. `None`: statuses are formatted at once, and nobody scrapes.
+    /// To and from control. `None`: there are no operators.
     mail: Option<WorkerMail>,
     control_ended: bool,
     survey: Survey,
     changes: Changes,
     mender: Mender,
     directory: Option<Directory>,
-    /// Clients that have just been answered: they may have asked for more.
-    answered: Vec<u16>,
-    /// The bytes that may be written to clients in this turn.
-    writes: Allowance,
-    /// Listeners that do not accept for now.
-    resting: Resting<Token>,
     /// Set once the daemon was told to stop.
     stop: Option<Stop>,
     stopped: bool,
@@ -94,16 +83,12 @@ impl Desk {
             links: None,
             broker: None,
             broker_ended: false,
-            control: None,
             mail: None,
             control_ended: false,
             survey: Survey::default(),
             changes: Changes::default(),
             mender: Mender::default(),
             directory: None,
-            answered: Vec::new(),
-            writes: Allowance::default(),
-            resting: Resting::new(),
             stop: None,
             stopped: false,
         }
@@ -158,13 +143,6 @@ impl Desk {
         Ok(())
     }
 
-    /// Serves operators from now on.
-    pub(crate) fn set_control(&mut self, epoll: &Epoll, control: ControlServer) -> io::Result<()> {
-        watch_for(epoll, &control.fd(), Token::ControlListener)?;
-        self.control = Some(control);
-        Ok(())
-    }
-
     /// Takes orders of control from now on.
     pub(crate) fn set_mail(&mut self, epoll: &Epoll, mail: WorkerMail) -> io::Result<()> {
         watch_for(epoll, &mail.fd(), Token::Mail)?;
@@ -188,12 +166,10 @@ impl Desk {
         Ok(())
     }
 
-    fn wake_listeners(&mut self, now: Instant, epoll: &Epoll) {
-        for token in self.resting.take_due(now) {
-            let control = self.control.as_ref().map(ControlServer::fd);
-            if control.is_some_and(|fd| watch_for(epoll, &fd, token).is_err()) {
-                self.resting.add(now, token);
-            }
+    /// Reports to control.
+    fn report(&mut self, report: Report) {
+        if let Some(mail) = &mut self.mail {
+            mail.report(report);
         }
     }
 
@@ -209,14 +185,16 @@ impl Desk {
     }
 
     /// Takes control's orders.
-    fn handle_orders(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) {
+    fn handle_orders(&mut self, now: Instant, path: &mut DataPath) {
         loop {
             match self.mail.as_mut().map(WorkerMail::take) {
                 None | Some(Ok(None)) => return,
                 Some(Ok(Some(Order::Survey))) => self.survey.ask_for_scrapes(),
-                Some(Ok(Some(Order::Formatted(line)))) => {
-                    self.tell_status(now, epoll, path, line);
+                Some(Ok(Some(Order::Request(client, request)))) => {
+                    self.handle_request(now, path, client, request);
                 }
+                Some(Ok(Some(Order::Room(client)))) => path.ports.watchers.give_room(client),
+                Some(Ok(Some(Order::Forget(client)))) => self.forget_client(path, client),
                 Some(Err(_)) => return self.control_ended = true,
             }
         }
@@ -230,7 +208,7 @@ impl Desk {
             tracing::info!("SIGHUP: reading the configuration");
             let change = Change::Reload {};
             match self.cannot_change() {
-                None => self.ask(path, Asked { place: None, change, dry_run: false }),
+                None => self.ask(path, Asked { client: None, change, dry_run: false }),
                 Some(refusal) => self.answer(None, refusal),
             }
             return;
@@ -271,11 +249,12 @@ impl Others for Desk {
             Token::Broker => self.handle_end_of_broker(epoll),
             Token::Changes => self.handle_prepared(path),
             Token::Opener => self.handle_opened(now, epoll, path),
-            Token::Mail => self.handle_orders(now, epoll, path),
+            Token::Mail => self.handle_orders(now, path),
             Token::Registry => self.handle_registry(path),
-            Token::ControlListener => self.handle_control_listener(now, epoll, path),
-            Token::Control(place) => self.handle_control_client(now, epoll, path, place),
-            Token::MetricsListener | Token::Metrics(_) => unreachable!("control's: {token:?}"),
+            Token::ControlListener
+            | Token::Control(_)
+            | Token::MetricsListener
+            | Token::Metrics(_) => unreachable!("control's: {token:?}"),
             Token::Timer
             | Token::Uplink(_)
             | Token::Guest(..)
@@ -294,30 +273,24 @@ impl Others for Desk {
 
     /// A turn is over: watchers get their frames, and a stop may be done.
     fn after_turn(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) {
-        self.feed_watchers(epoll, path);
+        self.feed_watchers(path);
         if self.survey.goes_on() {
-            self.go_on_surveying(now, epoll, path);
+            self.go_on_surveying(now, path);
         }
         if self.mender.poll_timeout().is_some_and(|at| at <= now) {
             self.mend(now, path);
         }
         self.go_on_changing(now, epoll, path);
         self.tell_registry(now, path);
-        for place in std::mem::take(&mut self.answered) {
-            self.handle_control_client(now, epoll, path, place);
-        }
-        self.wake_listeners(now, epoll);
         self.look_whether_done(now, path);
-        self.writes = Allowance::default(); // of the next turn
     }
 
     /// When it has something to do by itself.
     fn poll_timeout(&self) -> Option<Instant> {
         let stop = self.stop.as_ref().map(|stop| stop.look_at);
-        let asks = !self.answered.is_empty();
-        let goes_on = self.survey.goes_on() || self.changes.is_applying() || asks;
+        let goes_on = self.survey.goes_on() || self.changes.is_applying();
         let counts = goes_on.then_some(Instant::ZERO);
         let (mends, claims) = (self.mender.poll_timeout(), self.claim_timeout());
-        [stop, counts, mends, claims, self.resting.poll_timeout()].into_iter().flatten().min()
+        [stop, counts, mends, claims].into_iter().flatten().min()
     }
 }

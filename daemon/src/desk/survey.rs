@@ -6,19 +6,15 @@
 //! request waits for the next one, so that no answer is older than its question. A port that comes
 //! or goes meanwhile may be missing.
 
-use std::sync::Arc;
-
-use nightporter_api::{PortStatus, Reply};
+use nightporter_api::PortStatus;
 use nightporter_core::port::PortId;
 use nightporter_core::time::Instant;
-use nix::sys::epoll::Epoll;
 
 use super::Desk;
 use super::census::Census;
-use crate::control::format::{format, line};
 use crate::port::Port;
 use crate::worker::data_path::DataPath;
-use crate::worker::orders::Report;
+use crate::worker::orders::{Client, Report};
 
 /// Ports that are looked at after one turn, of some 10 us each.
 pub(crate) const PORTS_PER_TURN: usize = 8;
@@ -31,8 +27,6 @@ enum Stage {
     Counting,
     /// The next port, and those that were looked at.
     Looking(usize, Vec<PortStatus>),
-    /// Control has it.
-    Formatting,
 }
 
 /// See the module doc.
@@ -40,10 +34,10 @@ enum Stage {
 pub(super) struct Survey {
     pub(super) census: Census,
     stage: Stage,
-    /// Control clients that get this one, by their places.
-    waiting: Vec<u16>,
+    /// Clients that get this one.
+    waiting: Vec<Client>,
     /// And those that get the next.
-    later: Vec<u16>,
+    later: Vec<Client>,
     /// Control wants one for scrapes.
     for_scrapes: bool,
 }
@@ -62,12 +56,12 @@ impl Survey {
         }
     }
 
-    /// The control client at `place` wants a status.
-    pub(super) fn ask(&mut self, place: u16) {
+    /// The client wants a status.
+    pub(super) fn ask(&mut self, client: Client) {
         self.begin();
         match self.stage {
-            Stage::Counting => self.waiting.push(place),
-            _ => self.later.push(place),
+            Stage::Counting => self.waiting.push(client),
+            _ => self.later.push(client),
         }
     }
 
@@ -77,10 +71,10 @@ impl Survey {
         self.begin();
     }
 
-    /// The client at `place` has gone.
-    pub(super) fn forget(&mut self, place: u16) {
-        self.waiting.retain(|waits| *waits != place);
-        self.later.retain(|waits| *waits != place);
+    /// The client has gone.
+    pub(super) fn forget(&mut self, client: Client) {
+        self.waiting.retain(|waits| *waits != client);
+        self.later.retain(|waits| *waits != client);
     }
 
     /// Ports that were looked at so far.
@@ -92,7 +86,7 @@ impl Survey {
 
 impl Desk {
     /// A turn is over: looks at some more.
-    pub(super) fn go_on_surveying(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) {
+    pub(super) fn go_on_surveying(&mut self, now: Instant, path: &DataPath) {
         let stage = std::mem::take(&mut self.survey.stage);
         let (from, mut rows) = match stage {
             Stage::Counting if self.survey.census.go_on(now, &path.engine) => (0, Vec::new()),
@@ -111,51 +105,12 @@ impl Desk {
             self.survey.stage = Stage::Looking(to, rows);
             return;
         }
-        self.survey.stage = Stage::Formatting;
-        let status = self.status(now, rows, path.toe.fabric_status());
-        let for_operators = !self.survey.waiting.is_empty();
+        let status = Box::new(self.status(now, rows, path.toe.fabric_status()));
+        let clients = std::mem::take(&mut self.survey.waiting);
         let for_scrapes = std::mem::take(&mut self.survey.for_scrapes);
-        if let Some(mail) = &mut self.mail {
-            let status = Box::new(status);
-            mail.report(Report::Status { status, for_operators, for_scrapes });
-        } else {
-            let texts = format(status, for_operators, false);
-            self.tell_status(now, epoll, path, texts.for_operators);
-        }
-    }
-
-    /// A status is formatted: answers the clients that have waited; those that came too late wait
-    /// on.
-    pub(super) fn tell_status(
-        &mut self,
-        now: Instant,
-        epoll: &Epoll,
-        path: &mut DataPath,
-        text: Option<Arc<Vec<u8>>>,
-    ) {
-        self.survey.stage = Stage::Idle;
-        let told = std::mem::take(&mut self.survey.waiting);
-        let failed = || {
-            Arc::new(line(&Reply::Error {
-                what: "the status could not be formatted: see the log".into(),
-                fix: "report this".into(),
-            }))
-        };
-        let answer = text.unwrap_or_else(failed);
-        for place in std::mem::take(&mut self.survey.later) {
-            self.survey.ask(place);
-        }
-        if self.survey.for_scrapes {
-            self.survey.begin();
-        }
-        for place in told {
-            if let Some(control) = &mut self.control
-                && control.release(place)
-            {
-                control.answer(place, Arc::clone(&answer));
-                // It may have asked for more.
-                self.handle_control_client(now, epoll, path, place);
-            }
+        self.report(Report::Status { status, clients, for_scrapes });
+        for client in std::mem::take(&mut self.survey.later) {
+            self.survey.ask(client);
         }
     }
 }

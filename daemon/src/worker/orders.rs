@@ -1,46 +1,67 @@
-//! Orders and reports: all that the worker and the threads above it say to each other. Neither side
-//! waits for the other: a word that the other side has not taken yet is replaced by the next about
-//! the same subject (`nightporter_registry::mail`).
+//! Orders and reports: all that the worker and control say to each other. Neither side waits for
+//! the other: a word that the other side has no room for yet is replaced by the next about the same
+//! subject (`nightporter_registry::mail`).
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 
-use nightporter_api::Status;
+use nightporter_api::{Reply, Request, Status};
 use nightporter_registry::mail::{Bell, Gone, Inbox, Outbox, mail};
+
+/// A client of control, by a number that no other has had.
+pub(crate) type Client = u64;
 
 /// An order to the worker's thread.
 #[derive(Debug)]
 pub(crate) enum Order {
     /// Report a status for scrapes.
     Survey,
-    /// The last reported status is formatted: the line of the control protocol for operators, unless
-    /// a mistake of ours is in the way.
-    Formatted(Option<Arc<Vec<u8>>>),
+    /// An operator's request: it is answered with one report. A client has one at a time.
+    Request(Client, Request),
+    /// There is room for one piece of the client's stream.
+    Room(Client),
+    /// The client has gone, with its request and its stream.
+    Forget(Client),
 }
 
 /// A report of the worker's thread.
 #[derive(Debug)]
 pub(crate) enum Report {
-    /// A status, for those who wait for one. There is no other before it is formatted.
-    Status { status: Box<Status>, for_operators: bool, for_scrapes: bool },
+    /// The status that these operators have asked for, and that scrapes wait for or not.
+    Status { status: Box<Status>, clients: Vec<Client>, for_scrapes: bool },
+    /// The answer to the client's request.
+    Reply(Client, Reply),
+    /// A piece of the client's stream.
+    Piece(Client, Vec<u8>),
+    /// The client's stream ends, because its port is gone.
+    End(Client),
 }
 
-/// The subject of an order or report: of two about the same the later one is enough.
+/// The subject of an order or report. There is one word at a time about each, or the later one is
+/// enough.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub(crate) enum Subject {
+enum Subject {
     Survey,
-    Status,
+    /// By the first client; each waits for one.
+    Status(Option<Client>),
+    Request(Client),
+    Reply(Client),
+    Room(Client),
+    Piece(Client),
+    End(Client),
 }
 
 /// The worker's end of the mail.
-pub(crate) type WorkerMail = MailEnd<Report, Order>;
+#[derive(Debug)]
+pub(crate) struct WorkerMail(MailEnd<Report, Order>);
+
 /// Control's.
-pub(crate) type ControlMail = MailEnd<Order, Report>;
+#[derive(Debug)]
+pub(crate) struct ControlMail(MailEnd<Order, Report>);
 
 /// One end of the mail between two threads.
 #[derive(Debug)]
-pub(crate) struct MailEnd<Out, In> {
+struct MailEnd<Out, In> {
     bell: Bell,
     outbox: Outbox<Subject, Out>,
     inbox: Inbox<In>,
@@ -52,48 +73,71 @@ pub(crate) fn worker_mail() -> io::Result<(WorkerMail, ControlMail)> {
     let (orders_out, orders_in) = mail(&control, &worker);
     let (reports_out, reports_in) = mail(&worker, &control);
     let of_worker = MailEnd { bell: worker, outbox: reports_out, inbox: orders_in };
-    Ok((of_worker, MailEnd { bell: control, outbox: orders_out, inbox: reports_in }))
+    let of_control = MailEnd { bell: control, outbox: orders_out, inbox: reports_in };
+    Ok((WorkerMail(of_worker), ControlMail(of_control)))
 }
 
-impl Order {
-    const fn subject(&self) -> Subject {
-        match self {
-            Self::Survey => Subject::Survey,
-            Self::Formatted(_) => Subject::Status,
-        }
+impl<Out, In> MailEnd<Out, In> {
+    /// Hands over what waited for room, and takes the next word.
+    fn take(&mut self) -> Result<Option<In>, Gone> {
+        self.outbox.flush();
+        self.inbox.take()
     }
 }
 
 impl WorkerMail {
+    /// Readable when there is something to [`Self::take`].
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.0.bell.fd()
+    }
+
+    /// For those who end the other end: they ring it.
+    pub(crate) fn bell(&self) -> Bell {
+        self.0.bell.clone()
+    }
+
+    /// The next order, if there is one. Errors: control's end is gone.
+    pub(crate) fn take(&mut self) -> Result<Option<Order>, Gone> {
+        self.0.take()
+    }
+
     /// Posts a report.
     pub(crate) fn report(&mut self, report: Report) {
-        self.outbox.post(Subject::Status, report);
+        let subject = match &report {
+            Report::Status { clients, .. } => Subject::Status(clients.first().copied()),
+            Report::Reply(client, _) => Subject::Reply(*client),
+            Report::Piece(client, _) => Subject::Piece(*client),
+            Report::End(client) => Subject::End(*client),
+        };
+        self.0.outbox.post(subject, report);
     }
 }
 
 impl ControlMail {
-    /// Posts an order.
-    pub(crate) fn order(&mut self, order: Order) {
-        self.outbox.post(order.subject(), order);
-    }
-}
-
-impl<Out, In> MailEnd<Out, In> {
     /// Readable when there is something to [`Self::take`].
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.bell.fd()
+        self.0.bell.fd()
     }
 
-    /// This end's bell, for who ends the other one.
+    /// For those who end the other end: they ring it.
     pub(crate) fn bell(&self) -> Bell {
-        self.bell.clone()
+        self.0.bell.clone()
     }
 
-    /// The next word, if there is one; hands over what waited for room. Errors: the other end is
-    /// gone.
-    pub(crate) fn take(&mut self) -> Result<Option<In>, Gone> {
-        self.outbox.flush();
-        self.inbox.take()
+    /// The next report, if there is one. Errors: the worker's end is gone.
+    pub(crate) fn take(&mut self) -> Result<Option<Report>, Gone> {
+        self.0.take()
+    }
+
+    /// Posts an order.
+    pub(crate) fn order(&mut self, order: Order) {
+        let subject = match &order {
+            Order::Survey => Subject::Survey,
+            Order::Request(client, _) => Subject::Request(*client),
+            Order::Room(client) => Subject::Room(*client),
+            Order::Forget(client) => Subject::End(*client),
+        };
+        self.0.outbox.post(subject, order);
     }
 }
 
@@ -102,14 +146,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_order_that_was_not_taken_is_not_given_twice_and_an_end_that_goes_is_noticed() {
+    fn words_arrive_in_order_and_an_end_that_goes_is_noticed() {
         let (mut worker, mut control) = worker_mail().unwrap();
         assert!(matches!(worker.take(), Ok(None)));
+        control.order(Order::Request(7, Request::Status {}));
+        control.order(Order::Forget(7));
         control.order(Order::Survey);
-        control.order(Order::Formatted(None));
+        assert!(matches!(worker.take(), Ok(Some(Order::Request(7, Request::Status {})))));
+        assert!(matches!(worker.take(), Ok(Some(Order::Forget(7)))));
         assert!(matches!(worker.take(), Ok(Some(Order::Survey))));
-        assert!(matches!(worker.take(), Ok(Some(Order::Formatted(None)))));
         assert!(matches!(worker.take(), Ok(None)));
+        worker.report(Report::End(7));
+        assert!(matches!(control.take(), Ok(Some(Report::End(7)))));
         drop(control);
         assert!(worker.take().is_err());
     }

@@ -19,9 +19,9 @@ use super::guests::ANNOUNCEMENTS_PER_TURN;
 use super::orders::worker_mail;
 use super::*;
 use crate::arena_file::{self, ArenaFile};
-use crate::control::{self, MetricsServer};
+use crate::control::{Control, ControlServer, MetricsServer};
 use crate::daemon::Daemon;
-use crate::desk::{ControlServer, FlowSums, PORTS_PER_TURN};
+use crate::desk::{FlowSums, PORTS_PER_TURN};
 use crate::port::Port;
 use crate::port::guest::GuestPort;
 use crate::port::tap::TapPort;
@@ -34,6 +34,8 @@ const B: [u8; 6] = [2, 0, 0, 0, 0, 0xb];
 /// A worker with as many uplinks as it has peers.
 struct World {
     daemon: Daemon,
+    /// Once there are operators.
+    control: Option<Control>,
     peers: Vec<File>,
     dir: PathBuf,
     _lock: ArenaFile,
@@ -58,7 +60,7 @@ impl World {
             daemon.add_port(Port::Uplink(TapPort::from_fd(ours)), config).unwrap();
             peers.push(File::from(theirs));
         }
-        Self { daemon, peers, dir, _lock: lock }
+        Self { daemon, control: None, peers, dir, _lock: lock }
     }
 
     fn send(&mut self, port: usize, frame: &[u8]) {
@@ -78,6 +80,12 @@ impl World {
 
     fn turn(&mut self) {
         self.daemon.turn().unwrap();
+    }
+
+    /// One turn of control, and of the worker.
+    fn turn_of_both(&mut self) {
+        self.control.iter_mut().for_each(|control| control.turn_at_once().unwrap());
+        self.daemon.turn_at_once().unwrap();
     }
 
     fn port(&self, port: usize) -> nightporter_api::PortStatus {
@@ -199,13 +207,13 @@ fn a_frame_longer_than_any_is_dropped_and_counted() {
 /// A client of the control socket who has asked for a status this many times.
 fn asks_for_statuses(w: &mut World, times: usize) -> UnixStream {
     let path = w.dir.join("control");
-    w.daemon.set_control(ControlServer::new(&path).unwrap()).unwrap();
+    w.control = Some(w.daemon.set_control(ControlServer::new(&path).unwrap()).unwrap());
     let mut client = UnixStream::connect(&path).unwrap();
     let mut line = serde_json::to_vec(&Request::Status {}).unwrap();
     line.push(b'\n');
     client.write_all(&line.repeat(times)).unwrap();
     client.shutdown(Shutdown::Write).unwrap();
-    w.turn(); // it is taken in
+    client.set_nonblocking(true).unwrap();
     client
 }
 
@@ -225,9 +233,8 @@ fn who_asks_for_a_status_when_another_has_begun_gets_one_as_well() {
     let mut client = asks_for_statuses(&mut w, 2);
     w.daemon.desk.begin_survey();
     let mut said = Vec::new();
-    client.set_nonblocking(true).unwrap();
     while client.read_to_end(&mut said).is_err() {
-        w.daemon.turn_at_once().unwrap();
+        w.turn_of_both();
     }
     assert_eq!(statuses(&said), [["port0"], ["port0"]]);
 }
@@ -236,13 +243,11 @@ fn who_asks_for_a_status_when_another_has_begun_gets_one_as_well() {
 fn a_status_of_many_ports_takes_many_turns_and_is_formatted_by_control() {
     const PORTS: usize = 5 * PORTS_PER_TURN + 3;
     let mut w = World::new("survey", PORTS);
-    w.daemon.set_mail(control::start(None).unwrap()).unwrap();
     let mut client = asks_for_statuses(&mut w, 2);
     let (mut said, mut seen, mut turns) = (Vec::new(), 0, 0);
-    client.set_nonblocking(true).unwrap();
     while client.read_to_end(&mut said).is_err() {
         let before = w.daemon.desk.looked_at();
-        w.turn();
+        w.turn_of_both();
         let now = w.daemon.desk.looked_at();
         assert!(now <= before + PORTS_PER_TURN);
         (seen, turns) = (seen + now.saturating_sub(before), turns + 1);
@@ -258,7 +263,7 @@ fn a_scrape_costs_the_worker_a_status_and_another_request_nothing() {
     let mut w = World::new("scrape", 1);
     let metrics = MetricsServer::new("127.0.0.1:0".parse().unwrap()).unwrap();
     let at = metrics.address();
-    w.daemon.set_mail(control::start(Some(metrics)).unwrap()).unwrap();
+    w.daemon.start_control(None, Some(metrics)).unwrap();
     let ask = |path: &str| {
         let mut client = TcpStream::connect(at).unwrap();
         write!(client, "GET {path} HTTP/1.1\r\n\r\n").unwrap();
@@ -281,7 +286,7 @@ fn a_daemon_that_has_lost_control_ends_with_an_error() {
     let mut w = World::new("lost", 1);
     let (mail, control) = worker_mail().unwrap();
     let bell = mail.bell();
-    w.daemon.set_mail(mail).unwrap();
+    w.daemon.desk.set_mail(&w.daemon.worker.epoll, mail).unwrap();
     drop(control);
     bell.ring();
     assert!(w.daemon.run(|_| {}).is_err());

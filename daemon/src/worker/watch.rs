@@ -1,7 +1,7 @@
 //! Watchers of frames as they pass: captures of a port, and traces of one flow.
 //!
-//! Both write into bounded buffers that the control socket drains; a slow reader misses frames and
-//! delays nothing. Without watchers, a frame costs one comparison.
+//! Both write into bounded buffers, of which control gets a piece when it has room; a slow reader
+//! misses frames and delays nothing. Without watchers, a frame costs one comparison.
 
 use std::fmt::Write as _;
 
@@ -16,6 +16,7 @@ use nightporter_core::wire::packet::Packet;
 use nightporter_core::wire::seq::Seq;
 
 use super::capture::{Capture, Taking};
+use super::orders::Client;
 
 /// Bytes of trace that may wait for a slow reader; then lines are missed, and counted.
 const TRACE_BYTES_MAX: usize = 1 << 20;
@@ -29,10 +30,12 @@ pub(crate) enum Direction {
     ToPort,
 }
 
-/// A watcher, at one place of the control socket.
+/// A watcher, for a client of control.
 #[derive(Debug)]
 struct Watcher {
-    place: u16,
+    client: Client,
+    /// The client has room for a piece.
+    has_room: bool,
     what: What,
 }
 
@@ -92,7 +95,7 @@ impl Watchers {
         }
     }
 
-    pub(crate) fn add_capture(&mut self, now: Instant, place: u16, at: PortId, taking: Taking) {
+    pub(crate) fn add_capture(&mut self, now: Instant, client: Client, at: PortId, taking: Taking) {
         let running = self.list.iter().find_map(|watcher| match &watcher.what {
             What::Port(_, capture) => Some(capture),
             What::Flow(_) => None,
@@ -101,45 +104,52 @@ impl Watchers {
             Some(running) => Capture::beside(running, taking),
             None => Capture::new(now, taking),
         };
-        self.list.push(Watcher { place, what: What::Port(at, capture) });
+        self.list.push(Watcher { client, has_room: false, what: What::Port(at, capture) });
     }
 
     pub(crate) fn add_trace(
         &mut self,
         now: Instant,
-        place: u16,
+        client: Client,
         (id, key, flow): (FlowId, &FlowKey, &Flow),
     ) {
         let trace = Trace::new(now, id, *key, flow);
-        self.list.push(Watcher { place, what: What::Flow(Box::new(trace)) });
+        self.list.push(Watcher { client, has_room: false, what: What::Flow(Box::new(trace)) });
     }
 
-    /// The client at `place` is gone, or another one.
-    pub(crate) fn remove(&mut self, place: u16) {
-        self.list.retain(|w| w.place != place);
+    /// The client has room for a piece.
+    pub(crate) fn give_room(&mut self, client: Client) {
+        let watchers = self.list.iter_mut().filter(|watcher| watcher.client == client);
+        watchers.for_each(|watcher| watcher.has_room = true);
     }
 
-    /// The port is gone: returns the places of clients that captured it, or traced a connection of
-    /// it.
-    pub(crate) fn remove_port(&mut self, at: PortId) -> Vec<u16> {
+    /// The client is gone.
+    pub(crate) fn remove(&mut self, client: Client) {
+        self.list.retain(|watcher| watcher.client != client);
+    }
+
+    /// The port is gone: returns the clients that captured it, or traced a connection of it.
+    pub(crate) fn remove_port(&mut self, at: PortId) -> Vec<Client> {
         let is_of = |what: &What| match what {
             What::Port(port, _) => *port == at,
             What::Flow(trace) => trace.key.port == at.0,
         };
         let gone = self.list.extract_if(.., |watcher| is_of(&watcher.what));
-        gone.map(|watcher| watcher.place).collect()
+        gone.map(|watcher| watcher.client).collect()
     }
 
-    /// Passes each watcher's place to `sink`, and a way to take its output. `false`: the client is
-    /// gone, and so is the watcher.
-    pub(crate) fn drain(&mut self, mut sink: impl FnMut(u16, &mut dyn FnMut() -> Vec<u8>) -> bool) {
-        self.list.retain_mut(|watcher| {
-            let what = &mut watcher.what;
-            sink(watcher.place, &mut || match what {
+    /// Passes the output of watchers to `sink` whose clients have room for it.
+    pub(crate) fn drain(&mut self, mut sink: impl FnMut(Client, Vec<u8>)) {
+        for watcher in self.list.iter_mut().filter(|watcher| watcher.has_room) {
+            let bytes = match &mut watcher.what {
                 What::Port(_, capture) => capture.take(),
                 What::Flow(trace) => trace.take(),
-            })
-        });
+            };
+            if !bytes.is_empty() {
+                watcher.has_room = false;
+                sink(watcher.client, bytes);
+            }
+        }
     }
 }
 

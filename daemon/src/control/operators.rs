@@ -1,0 +1,225 @@
+//! The control socket's server: requests in, replies and streams out, all without blocking.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+
+use nightporter_api::{REQUEST_BYTES_MAX, Reply, Request};
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollEvent};
+
+use super::conn::{ACCEPTS_PER_TURN, Allowance, Clients, Conn};
+use crate::token::Token;
+use crate::vhost::listener::{Access, ListenError, Listener};
+use crate::worker::orders::Client;
+
+/// Stream bytes that may wait for a client; then its capture buffers, and then it misses frames.
+const STREAM_PENDING_MAX: usize = 1 << 20;
+
+/// The listener and its clients.
+#[derive(Debug)]
+pub struct ControlServer {
+    listener: Listener,
+    clients: Clients<Operator>,
+    /// The clients, by their places.
+    known: BTreeMap<u16, Client>,
+    /// Clients so far.
+    count: Client,
+    /// Clients that have gone since [`Self::take_gone`].
+    gone: Vec<Client>,
+    /// A spare descriptor, which is closed for a client when there is no other: so an operator is
+    /// served even if all descriptors are in use.
+    reserve: Option<OwnedFd>,
+}
+
+#[derive(Debug)]
+struct Operator {
+    conn: Conn<UnixStream>,
+    /// After [`Reply::Stream`] it is not listened to any more.
+    streaming: bool,
+    /// The worker may send one piece of its stream.
+    granted: bool,
+    /// Its last request is not answered yet.
+    held: bool,
+}
+
+/// A reply as the control protocol has it.
+pub(super) fn line(reply: &Reply) -> Vec<u8> {
+    let mut line = serde_json::to_vec(reply).expect("replies are plain data");
+    line.push(b'\n');
+    line
+}
+
+impl ControlServer {
+    /// Listens at `path`, for our own user only. Errors: see [`ListenError`].
+    pub fn new(path: &Path) -> Result<Self, ListenError> {
+        let access = Access { mode: Some(0o600), ..Access::default() };
+        let listener = Listener::bind(path, access)?;
+        let reserve = listener.fd().try_clone_to_owned().ok();
+        let (clients, known, gone) = (Clients::new(), BTreeMap::new(), Vec::new());
+        Ok(Self { listener, clients, known, count: 0, gone, reserve })
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.listener.fd()
+    }
+
+    /// Accepts waiting clients. Errors: a client still waits, and cannot be accepted.
+    pub(super) fn handle_listener(&mut self, epoll: &Epoll) -> io::Result<()> {
+        for _ in 0..ACCEPTS_PER_TURN {
+            let stream = match self.listener.accept() {
+                Ok(Some(stream)) => stream,
+                Ok(None) => break,
+                Err(_) if self.reserve.take().is_some() => continue,
+                // The one unused for longest makes room.
+                Err(error) => match self.clients.remove_idlest() {
+                    Some(place) => {
+                        self.gone.extend(self.known.remove(&place));
+                        continue;
+                    }
+                    None => return Err(error),
+                },
+            };
+            if stream.set_nonblocking(true).is_err() {
+                continue;
+            }
+            let conn = Conn::new(stream, REQUEST_BYTES_MAX);
+            let operator = Operator { conn, streaming: false, granted: false, held: false };
+            let place = self.clients.insert(operator);
+            self.count += 1;
+            self.gone.extend(self.known.insert(place, self.count));
+            let added = self.clients.at(place).map(|c| {
+                let event = EpollEvent::new(c.conn.interest(), Token::Control(place).pack());
+                epoll.add(c.conn.fd(), event)
+            });
+            if added != Some(Ok(())) {
+                self.close(place);
+            }
+        }
+        Ok(())
+    }
+
+    /// The clients that have gone, or made room for others, since the last call.
+    pub(super) fn take_gone(&mut self) -> Vec<Client> {
+        std::mem::take(&mut self.gone)
+    }
+
+    /// Something happened on the connection at `place`. `false`: it is broken.
+    pub(super) fn handle_client(&mut self, all: &mut Allowance, place: u16) -> bool {
+        let Some(client) = self.clients.at(place) else { return false };
+        let alive = client.conn.flush(all).is_ok() && client.conn.fill().is_ok();
+        if client.streaming {
+            // The input of a streaming client does not matter, only its end.
+            client.conn.discard_input();
+        }
+        alive
+    }
+
+    /// The next request of the client at `place`, if one is complete and the last was answered. It
+    /// is held until [`Self::release`], unless this is the answer.
+    pub(super) fn poll_request(&mut self, place: u16) -> Option<(Client, Result<Request, Reply>)> {
+        let id = *self.known.get(&place)?;
+        let client = self.clients.at(place)?;
+        if client.streaming || client.held || client.conn.pending() > 0 {
+            return None;
+        }
+        if let Some(line) = client.conn.take_until(b"\n") {
+            let request = serde_json::from_slice(&line).map_err(|e| Reply::Error {
+                what: format!("not a request: {e}"),
+                fix: "use a `nightporter` of the daemon's version".into(),
+            });
+            client.held = request.is_ok();
+            return Some((id, request));
+        }
+        if client.conn.is_overfull() {
+            client.conn.close_when_flushed();
+            let what = format!("a request has at most {REQUEST_BYTES_MAX} bytes");
+            let fix = "send one JSON object per line".into();
+            return Some((id, Err(Reply::Error { what, fix })));
+        }
+        None
+    }
+
+    /// Answers the client at `place` at once. `false`: its connection is broken.
+    pub(super) fn refuse(&mut self, all: &mut Allowance, place: u16, reply: &Reply) -> bool {
+        let Some(client) = self.clients.at(place) else { return false };
+        client.conn.queue(line(reply));
+        client.conn.flush(all).is_ok()
+    }
+
+    /// Answers a client that was held; its place. `streams`: its stream follows. `None`: it has
+    /// gone.
+    pub(super) fn release(
+        &mut self,
+        client: Client,
+        line: Arc<Vec<u8>>,
+        streams: bool,
+    ) -> Option<u16> {
+        let place = self.find(client)?;
+        let client = self.clients.at(place)?;
+        (client.held, client.streaming) = (false, streams);
+        client.conn.queue_shared(line);
+        Some(place)
+    }
+
+    /// Sends a piece of a client's stream; its place. `None`: it is gone.
+    pub(super) fn put_piece(&mut self, client: Client, bytes: Vec<u8>) -> Option<u16> {
+        let place = self.find(client)?;
+        let client = self.clients.at(place)?;
+        client.granted = false;
+        client.conn.queue(bytes);
+        Some(place)
+    }
+
+    /// The client at `place`, if its stream has room for a piece that was not granted yet.
+    pub(super) fn grant(&mut self, place: u16) -> Option<Client> {
+        let id = *self.known.get(&place)?;
+        let client = self.clients.at(place)?;
+        let has_room = client.streaming && client.conn.pending() < STREAM_PENDING_MAX;
+        (has_room && !std::mem::replace(&mut client.granted, true)).then_some(id)
+    }
+
+    /// The stream of a client is over.
+    pub(super) fn hang_up(&mut self, client: Client) {
+        if let Some(place) = self.find(client) {
+            self.close(place);
+        }
+    }
+
+    fn find(&self, client: Client) -> Option<u16> {
+        self.known.iter().find(|(_, known)| **known == client).map(|(place, _)| *place)
+    }
+
+    /// Writes the queued output for `place`. `false`: the connection is closed now. A client that
+    /// waits for an answer is not read until then, because its input, or its end, would wake
+    /// control over and over.
+    pub(super) fn finish(&mut self, epoll: &Epoll, all: &mut Allowance, place: u16) -> bool {
+        let Some(Operator { conn, held, .. }) = self.clients.at(place) else { return false };
+        let mut alive = conn.flush(all).is_ok() && (*held || !conn.is_done());
+        if alive {
+            let mut event = EpollEvent::new(conn.interest(), Token::Control(place).pack());
+            alive = match *held {
+                true => matches!(epoll.delete(conn.fd()), Ok(()) | Err(Errno::ENOENT)),
+                false => match epoll.modify(conn.fd(), &mut event) {
+                    Err(Errno::ENOENT) => epoll.add(conn.fd(), event).is_ok(),
+                    result => result.is_ok(),
+                },
+            };
+        }
+        if !alive {
+            self.close(place);
+        }
+        alive
+    }
+
+    pub(super) fn close(&mut self, place: u16) {
+        self.clients.remove(place);
+        self.gone.extend(self.known.remove(&place));
+        if self.reserve.is_none() {
+            self.reserve = self.listener.fd().try_clone_to_owned().ok();
+        }
+    }
+}
