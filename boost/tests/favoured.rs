@@ -327,7 +327,11 @@ fn bst_02_boosts_that_follow_each_other_are_one_row() {
     // The second time it may have something to pay: its nice value shows that.
     let is_favoured = || hog.class().0 == FAVOURED.0;
     let mut rows = Vec::new();
-    for _ in 0..20 {
+    // On a busy machine the first boost may have had it all, and an order may come late.
+    for _ in 0..100 {
+        if rows.len() == 5 {
+            break;
+        }
         booster.says(&Order::End { vm: 1 });
         booster.until("it is not favoured", || !is_favoured());
         // A slice without a boost ends a row, and so does a turn of all neighbours.
@@ -350,8 +354,6 @@ fn bst_02_boosts_that_follow_each_other_are_one_row() {
             rows.push(account.favoured_us - before);
         }
     }
-    // On a busy machine the first has more than 3 ms, and an order may come late.
     rows.sort_unstable();
-    assert!(rows.len() >= 5, "{rows:?}");
-    assert!((5_000..12_000).contains(&rows[rows.len() / 2]), "{rows:?}");
+    assert!(rows.len() == 5 && (5_000..12_000).contains(&rows[2]), "{rows:?}");
 }
