@@ -6,13 +6,11 @@ use std::sync::Arc;
 
 use nightporter_core::engine::{AddPortError, Engine};
 use nightporter_core::port::{PortConfig, PortId};
-use nightporter_core::time::Duration;
 use nightporter_registry::Registry;
-use nix::sys::signalfd::SignalFd;
 
 use crate::broker::Broker;
 use crate::change::{Prepared, Preparer, Running, Step};
-use crate::control::{self, Control, ControlServer, MetricsServer};
+use crate::control::{self, Control, ControlServer};
 use crate::desk::{Desk, LinkWatch};
 use crate::opener::Opener;
 use crate::port::Port;
@@ -26,7 +24,7 @@ pub struct Daemon {
     pub(crate) worker: Worker,
     pub(crate) desk: Desk,
     /// It ends after the desk, which has the worker's end of its mail.
-    control: Option<control::Running>,
+    control: Option<control::ControlThread>,
 }
 
 impl Daemon {
@@ -34,10 +32,6 @@ impl Daemon {
     pub fn new(config: &WorkerConfig, engine: Engine<'static>) -> io::Result<Self> {
         let worker = Worker::new(config, engine)?;
         Ok(Self { worker, desk: Desk::new(monotonic_now()), control: None })
-    }
-
-    pub(crate) fn set_signals(&mut self, signals: SignalFd) -> io::Result<()> {
-        self.desk.set_signals(&self.worker.epoll, signals)
     }
 
     pub(crate) fn set_links(&mut self, links: LinkWatch) -> io::Result<()> {
@@ -52,18 +46,16 @@ impl Daemon {
     /// Serves operators from now on, in turns of the control that it returns. For tests. Errors:
     /// the system's.
     pub fn set_control(&mut self, operators: ControlServer) -> io::Result<Control> {
-        let (control, mail) = Control::new(Some(operators), None)?;
+        let (control, mail) =
+            Control::new(control::Endpoints { operators: Some(operators), ..Default::default() })?;
         self.desk.set_mail(&self.worker.epoll, mail)?;
         Ok(control)
     }
 
-    /// Serves operators and scrapers from now on, on a thread of their own. Errors: the system's.
-    pub(crate) fn start_control(
-        &mut self,
-        operators: Option<ControlServer>,
-        metrics: Option<MetricsServer>,
-    ) -> io::Result<()> {
-        let (control, mail) = Control::new(operators, metrics)?;
+    /// Serves everybody who has to do with it from now on, on a thread of its own. Errors: the
+    /// system's.
+    pub(crate) fn start_control(&mut self, endpoints: control::Endpoints) -> io::Result<()> {
+        let (control, mail) = Control::new(endpoints)?;
         self.control = Some(control.start(&mail)?);
         self.desk.set_mail(&self.worker.epoll, mail)
     }
@@ -113,19 +105,12 @@ impl Daemon {
         }
     }
 
-    /// Works until it is told to stop. Then it calls `stopping` with the time limit, before guests
-    /// get the bytes that they are owed.
-    pub(crate) fn run(&mut self, stopping: impl FnOnce(Duration)) -> io::Result<()> {
-        let mut stopping = Some(stopping);
+    /// Works until it is told to stop.
+    pub(crate) fn run(&mut self) -> io::Result<()> {
         while !self.desk.is_stopped() {
             self.turn()?;
             if self.desk.has_lost_control() {
                 return Err(io::Error::other("the control thread has ended"));
-            }
-            if self.desk.is_stopping()
-                && let Some(stopping) = stopping.take()
-            {
-                stopping(self.desk.drain_timeout());
             }
         }
         Ok(())

@@ -23,7 +23,7 @@ use crate::config::registry_files::registry_files;
 use crate::config::station::at_strangers;
 use crate::config::warnings::uneven_mtus;
 use crate::config::{Config, DaemonConfig, RegistryConfig, Source, VmConfig};
-use crate::control::{ControlServer, MetricsServer};
+use crate::control::{ControlServer, Endpoints, MetricsServer};
 use crate::daemon::Daemon;
 use crate::desk::LinkWatch;
 use crate::errors::{StartError, error};
@@ -47,12 +47,7 @@ pub fn run(config: &Config, source: Source, sandbox: &Sandbox) -> Result<(), Vec
     let (mut daemon, arena) = start(config, source, sandbox, supervisor.clone())?;
     tracing::info!("ready: {}", config.summary());
     supervisor.iter().for_each(|supervisor| supervisor.is_ready());
-    daemon
-        .run(|drain| {
-            let drain = std::time::Duration::from_millis(drain.as_millis());
-            supervisor.iter().for_each(|supervisor| supervisor.is_stopping(drain));
-        })
-        .map_err(|e| vec![error(format!("the event loop failed: {e}"), "report this")])?;
+    daemon.run().map_err(|e| vec![error(format!("the event loop failed: {e}"), "report this")])?;
     signals::finish(); // guests hear of the last frames, such as the last heartbeat
     match daemon.owed() {
         0 => {
@@ -77,7 +72,7 @@ fn start(
         .and_then(|set| SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC))
         .map_err(|e| vec![error(e, "report this")])?;
     let eye = sandbox.eye.lock().unwrap_or_else(PoisonError::into_inner).take();
-    watchdog::start(supervisor, eye, signals::look)
+    watchdog::start(supervisor.clone(), eye, signals::look)
         .and_then(|()| signals::start())
         .map_err(|e| vec![error(e, "allow more threads")])?;
     raise_file_limit();
@@ -90,7 +85,6 @@ fn start(
         .map_err(|e| vec![error(format!("no event loop: {e}"), "raise the limit of open files")])?;
     let mut problems = Vec::new();
     let mut check = |result: Result<(), StartError>| problems.extend(result.err());
-    check(daemon.set_signals(signals).map_err(|e| error(e, "report this")));
     check(watch_links(&mut daemon));
     check(daemon.set_broker(Arc::clone(&sandbox.broker)).map_err(|e| error(e, "report this")));
     let operators = open_control(settings);
@@ -103,7 +97,9 @@ fn start(
     check(owners.clone().map(drop)); // without them every VM is our own user's, and nothing starts
     let first = Prepared::first(config, owners.unwrap_or_default(), arena.size);
     let running = open_ports(&mut daemon, first, &openings, &mut check);
-    check(start_control(&mut daemon, operators.ok(), settings));
+    let endpoints =
+        Endpoints { signals: Some(signals), supervisor, operators: operators.ok(), metrics: None };
+    check(start_control(&mut daemon, endpoints, settings));
     check(find_each_other(&mut daemon, config, sandbox));
     check(open_doors(&mut daemon, sandbox));
     let (owners, dirs) = (sandbox.owners.clone(), sandbox.dirs.clone());
@@ -247,10 +243,10 @@ fn open_booster(daemon: &mut Daemon, config: &Config) -> Result<(), StartError> 
         .map_err(|e| error(format!("{}: {e}", path.display()), "free that path"))
 }
 
-/// Starts control's thread, with operators and metrics.
+/// Starts control's thread, with the metrics too.
 fn start_control(
     daemon: &mut Daemon,
-    operators: Option<ControlServer>,
+    endpoints: Endpoints,
     settings: &DaemonConfig,
 ) -> Result<(), StartError> {
     let fix = "choose another port with daemon.metrics, or turn it \"off\"";
@@ -259,7 +255,7 @@ fn start_control(
             .map_err(|e| error(format!("metrics: cannot listen on {address}: {e}"), fix))
     };
     let metrics = settings.metrics.map(listen).transpose()?;
-    let started = daemon.start_control(operators, metrics);
+    let started = daemon.start_control(Endpoints { metrics, ..endpoints });
     started.map_err(|e| error(e, "allow more threads and open files"))
 }
 

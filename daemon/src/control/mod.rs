@@ -1,6 +1,6 @@
 //! Control: a thread with an epoll set of its own, for work that is not about frames. It serves
-//! operators and scrapers; the desk, between two turns of the worker, executes the requests that
-//! need the engine, and has the rest so far (docs/design/control.md).
+//! operators and scrapers, and takes signals. The desk, between two turns of the worker, executes
+//! the requests that need the engine, and has the rest so far (docs/design/control.md).
 //!
 //! It and the worker's thread know of each other only [`Order`]s and [`Report`]s. A client whose
 //! request the worker has is held until the report is there.
@@ -20,8 +20,11 @@ use nightporter_core::time::Instant;
 use nightporter_registry::mail::Bell;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollTimeout};
+use nix::sys::signal::Signal;
+use nix::sys::signalfd::SignalFd;
 
 use crate::resting::Resting;
+use crate::supervisor::Supervisor;
 use crate::timer::monotonic_now;
 use crate::token::{Token, watch_for};
 use crate::worker::orders::{Client, ControlMail, Order, Report, WorkerMail, worker_mail};
@@ -35,13 +38,25 @@ use operators::line;
 /// Events taken from the kernel at a time.
 const EVENTS_MAX: usize = 64;
 
+/// The ways in which others reach the daemon.
+#[derive(Debug, Default)]
+pub(crate) struct Endpoints {
+    /// The signals that arrive as events.
+    pub(crate) signals: Option<SignalFd>,
+    /// Is told of a stop.
+    pub(crate) supervisor: Option<Arc<Supervisor>>,
+    pub(crate) operators: Option<ControlServer>,
+    pub(crate) metrics: Option<MetricsServer>,
+}
+
 /// See the module doc.
 #[derive(Debug)]
 pub struct Control {
     epoll: Epoll,
     mail: ControlMail,
-    operators: Option<ControlServer>,
-    metrics: Option<MetricsServer>,
+    endpoints: Endpoints,
+    /// The daemon was told to stop.
+    stops: bool,
     /// Listeners that do not accept for now.
     resting: Resting<Token>,
     /// A status for scrapes was ordered, and is not there yet.
@@ -52,12 +67,12 @@ pub struct Control {
 
 /// Control's thread. When this is dropped, after the worker's end of the mail, it ends.
 #[derive(Debug)]
-pub(crate) struct Running {
+pub(crate) struct ControlThread {
     bell: Bell,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Drop for Running {
+impl Drop for ControlThread {
     fn drop(&mut self) {
         self.bell.ring();
         let _ = self.thread.take().map(JoinHandle::join); // the control socket's file goes with it
@@ -66,28 +81,29 @@ impl Drop for Running {
 
 impl Control {
     /// With the worker's end of its mail. Errors: the system's.
-    pub(crate) fn new(
-        operators: Option<ControlServer>,
-        metrics: Option<MetricsServer>,
-    ) -> io::Result<(Self, WorkerMail)> {
+    pub(crate) fn new(endpoints: Endpoints) -> io::Result<(Self, WorkerMail)> {
         let (worker, mail) = worker_mail()?;
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         watch_for(&epoll, &mail.fd(), Token::Mail)?;
-        if let Some(operators) = &operators {
+        if let Some(signals) = &endpoints.signals {
+            watch_for(&epoll, signals, Token::Signal)?;
+        }
+        if let Some(operators) = &endpoints.operators {
             watch_for(&epoll, &operators.fd(), Token::ControlListener)?;
         }
-        if let Some(metrics) = &metrics {
+        if let Some(metrics) = &endpoints.metrics {
             watch_for(&epoll, &metrics.fd(), Token::MetricsListener)?;
         }
         let (resting, writes) = (Resting::new(), Allowance::default());
-        let new = Self { epoll, mail, operators, metrics, resting, ordered: false, writes };
+        let (stops, ordered) = (false, false);
+        let new = Self { epoll, mail, endpoints, stops, resting, ordered, writes };
         Ok((new, worker))
     }
 
     /// Works on a thread of its own from now on; `worker` is the other end of its mail. To be
     /// called before the worker gets its core and its priority, which threads inherit. Errors: the
     /// system's.
-    pub(crate) fn start(mut self, worker: &WorkerMail) -> io::Result<Running> {
+    pub(crate) fn start(mut self, worker: &WorkerMail) -> io::Result<ControlThread> {
         let (bell, of_worker) = (self.mail.bell(), worker.bell());
         let run = move || -> io::Result<()> {
             while self.turn(true)? {}
@@ -101,7 +117,7 @@ impl Control {
                 tracing::error!(%error, "control's event loop failed");
             }
         })?;
-        Ok(Running { bell, thread: Some(thread) })
+        Ok(ControlThread { bell, thread: Some(thread) })
     }
 
     /// One turn that never sleeps, for callers that have no thread for it. Errors: the system's.
@@ -126,11 +142,12 @@ impl Control {
                         return Ok(false);
                     }
                 }
+                Token::Signal => self.handle_signal(),
                 Token::ControlListener => self.handle_listener(now),
                 Token::Control(place) => self.handle_client(place),
                 Token::MetricsListener => self.handle_metrics_listener(now),
                 Token::Metrics(place) => {
-                    if let Some(metrics) = &mut self.metrics {
+                    if let Some(metrics) = &mut self.endpoints.metrics {
                         metrics.handle_client(&self.epoll, &mut self.writes, now, place);
                     }
                 }
@@ -138,7 +155,7 @@ impl Control {
             }
         }
         self.wake_listeners(now);
-        let waits = self.metrics.as_ref().is_some_and(MetricsServer::has_waiting);
+        let waits = self.endpoints.metrics.as_ref().is_some_and(MetricsServer::has_waiting);
         if waits && !std::mem::replace(&mut self.ordered, true) {
             self.mail.order(Order::Survey);
         }
@@ -165,12 +182,16 @@ impl Control {
                     self.answer(client, Arc::new(line(&reply)), reply == Reply::Stream {});
                 }
                 Ok(Some(Report::Piece(client, bytes))) => {
-                    let operators = self.operators.as_mut();
+                    let operators = self.endpoints.operators.as_mut();
                     let place = operators.and_then(|it| it.put_piece(client, bytes));
                     place.into_iter().for_each(|place| self.finish(place));
                 }
+                Ok(Some(Report::Draining(limit))) => {
+                    let limit = std::time::Duration::from_millis(limit.as_millis());
+                    self.endpoints.supervisor.iter().for_each(|it| it.is_stopping(limit));
+                }
                 Ok(Some(Report::End(client))) => {
-                    let operators = self.operators.as_mut();
+                    let operators = self.endpoints.operators.as_mut();
                     operators.into_iter().for_each(|it| it.hang_up(client));
                     self.tell_gone();
                 }
@@ -189,7 +210,7 @@ impl Control {
         // One that was removed and added meanwhile was seen twice.
         let mut names = BTreeSet::new();
         status.ports.retain(|port| names.insert(port.name.clone()));
-        if for_scrapes && let Some(metrics) = &mut self.metrics {
+        if for_scrapes && let Some(metrics) = &mut self.endpoints.metrics {
             self.ordered = false;
             match catch_unwind(|| scrape(&status)) {
                 Ok(text) => {
@@ -215,14 +236,35 @@ impl Control {
 
     /// Answers a client that was held, and goes on with it: it may have asked for more.
     fn answer(&mut self, client: Client, text: Arc<Vec<u8>>, streams: bool) {
-        let operators = self.operators.as_mut();
+        let operators = self.endpoints.operators.as_mut();
         if let Some(place) = operators.and_then(|it| it.release(client, text, streams)) {
             self.handle_client(place);
         }
     }
 
+    /// SIGTERM and SIGINT stop gracefully the first time, and at once the second time.
+    fn handle_signal(&mut self) {
+        let Some(Ok(Some(signal))) = self.endpoints.signals.as_ref().map(SignalFd::read_signal)
+        else {
+            return;
+        };
+        let number = signal.ssi_signo;
+        if number == Signal::SIGHUP as u32 {
+            tracing::info!("SIGHUP: reading the configuration");
+            self.mail.order(Order::Reload);
+        } else if ![Signal::SIGTERM as u32, Signal::SIGINT as u32].contains(&number) {
+            tracing::warn!(signal = number, "a signal was ignored");
+        } else if std::mem::replace(&mut self.stops, true) {
+            tracing::warn!(signal = number, "second signal: stopping at once");
+            self.mail.order(Order::Stop);
+        } else {
+            tracing::info!(signal = number, "stopping: draining all VMs");
+            self.mail.order(Order::Drain);
+        }
+    }
+
     fn handle_listener(&mut self, now: Instant) {
-        let Some(operators) = &mut self.operators else { return };
+        let Some(operators) = &mut self.endpoints.operators else { return };
         if operators.handle_listener(&self.epoll).is_err() {
             let _ = self.epoll.delete(operators.fd());
             self.resting.add(now, Token::ControlListener);
@@ -233,7 +275,7 @@ impl Control {
     /// Something happened on the connection of the operator at `place`: the worker gets its next
     /// request, if one is complete.
     fn handle_client(&mut self, place: u16) {
-        let Some(operators) = &mut self.operators else { return };
+        let Some(operators) = &mut self.endpoints.operators else { return };
         let mut alive = operators.handle_client(&mut self.writes, place);
         while alive && let Some((client, request)) = operators.poll_request(place) {
             match request {
@@ -249,7 +291,7 @@ impl Control {
 
     /// Writes the output for the operator at `place`, and grants room for its stream.
     fn finish(&mut self, place: u16) {
-        let Some(operators) = &mut self.operators else { return };
+        let Some(operators) = &mut self.endpoints.operators else { return };
         if operators.finish(&self.epoll, &mut self.writes, place)
             && let Some(client) = operators.grant(place)
         {
@@ -260,12 +302,12 @@ impl Control {
 
     /// The worker forgets operators that have gone.
     fn tell_gone(&mut self) {
-        let Some(operators) = &mut self.operators else { return };
+        let Some(operators) = &mut self.endpoints.operators else { return };
         operators.take_gone().into_iter().for_each(|client| self.mail.order(Order::Forget(client)));
     }
 
     fn handle_metrics_listener(&mut self, now: Instant) {
-        let Some(metrics) = &mut self.metrics else { return };
+        let Some(metrics) = &mut self.endpoints.metrics else { return };
         if metrics.handle_listener(&self.epoll, &mut self.writes, now).is_err() {
             let _ = self.epoll.delete(metrics.fd());
             self.resting.add(now, Token::MetricsListener);
@@ -274,8 +316,8 @@ impl Control {
 
     fn wake_listeners(&mut self, now: Instant) {
         for token in self.resting.take_due(now) {
-            let operators = self.operators.as_ref().map(ControlServer::fd);
-            let metrics = self.metrics.as_ref().map(MetricsServer::fd);
+            let operators = self.endpoints.operators.as_ref().map(ControlServer::fd);
+            let metrics = self.endpoints.metrics.as_ref().map(MetricsServer::fd);
             let fd = if token == Token::ControlListener { operators } else { metrics };
             if fd.is_some_and(|fd| watch_for(&self.epoll, &fd, token).is_err()) {
                 self.resting.add(now, token);

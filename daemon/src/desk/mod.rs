@@ -1,5 +1,5 @@
 //! The desk: work that is not about frames. It executes the requests of operators, whom `control`
-//! serves; signals; interfaces that go and come back.
+//! serves; it stops the daemon; it has the interfaces that go and come back.
 //!
 //! It works between two turns, never in one: an event changes the [`DataPath`] at once, and the
 //! turn that follows carries the change out. Clients are bounded in number, and each has one
@@ -23,8 +23,6 @@ use nightporter_api::Change;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_registry::Registry;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
-use nix::sys::signal::Signal;
-use nix::sys::signalfd::SignalFd;
 
 use crate::broker::Broker;
 use crate::token::{Token, watch_for};
@@ -56,7 +54,6 @@ struct Stop {
 pub(crate) struct Desk {
     drain_timeout: Duration,
     started: Instant,
-    signals: Option<SignalFd>,
     links: Option<LinkWatch>,
     /// `None`: uplinks are not opened.
     broker: Option<Arc<Broker>>,
@@ -79,7 +76,6 @@ impl Desk {
         Self {
             drain_timeout: Duration::ZERO,
             started: now,
-            signals: None,
             links: None,
             broker: None,
             broker_ended: false,
@@ -106,26 +102,9 @@ impl Desk {
         self.survey.looked_at()
     }
 
-    /// How long a stop waits for guests.
-    pub(crate) const fn drain_timeout(&self) -> Duration {
-        self.drain_timeout
-    }
-
-    /// The daemon was told to stop.
-    pub(crate) fn is_stopping(&self) -> bool {
-        self.stop.is_some()
-    }
-
     /// The daemon has stopped.
     pub(crate) fn is_stopped(&self) -> bool {
         self.stopped
-    }
-
-    /// Stops gracefully at the first signal of `signals`, at once at the second.
-    pub(crate) fn set_signals(&mut self, epoll: &Epoll, signals: SignalFd) -> io::Result<()> {
-        watch_for(epoll, &signals, Token::Signal)?;
-        self.signals = Some(signals);
-        Ok(())
     }
 
     /// Notices interfaces that go and come back.
@@ -195,35 +174,26 @@ impl Desk {
                 }
                 Some(Ok(Some(Order::Room(client)))) => path.ports.watchers.give_room(client),
                 Some(Ok(Some(Order::Forget(client)))) => self.forget_client(path, client),
+                Some(Ok(Some(Order::Reload))) => self.reload(path),
+                Some(Ok(Some(Order::Drain))) => self.drain(now, path),
+                Some(Ok(Some(Order::Stop))) => self.stopped = true,
                 Some(Err(_)) => return self.control_ended = true,
             }
         }
     }
 
-    fn handle_signal(&mut self, now: Instant, path: &mut DataPath) {
-        let Some(Ok(Some(signal))) = self.signals.as_ref().map(SignalFd::read_signal) else {
-            return;
-        };
-        if signal.ssi_signo == Signal::SIGHUP as u32 {
-            tracing::info!("SIGHUP: reading the configuration");
-            let change = Change::Reload {};
-            match self.cannot_change() {
-                None => self.ask(path, Asked { client: None, change, dry_run: false }),
-                Some(refusal) => self.answer(None, refusal),
-            }
-            return;
+    fn reload(&mut self, path: &DataPath) {
+        let change = Change::Reload {};
+        match self.cannot_change() {
+            None => self.ask(path, Asked { client: None, change, dry_run: false }),
+            Some(refusal) => self.answer(None, refusal),
         }
-        if ![Signal::SIGTERM as u32, Signal::SIGINT as u32].contains(&signal.ssi_signo) {
-            tracing::warn!(signal = signal.ssi_signo, "a signal was ignored");
-            return;
-        }
-        if self.stop.is_some() {
-            tracing::warn!(signal = signal.ssi_signo, "second signal: stopping at once");
-            self.stopped = true;
-            return;
-        }
-        tracing::info!(signal = signal.ssi_signo, "stopping: draining all VMs");
+    }
+
+    /// Guests get the bytes that they are owed, and then the daemon stops.
+    fn drain(&mut self, now: Instant, path: &mut DataPath) {
         self.stop = Some(Stop { deadline: now + self.drain_timeout, look_at: now });
+        self.report(Report::Draining(self.drain_timeout));
         path.drain_all(now);
         self.refuse_waiting();
     }
@@ -244,30 +214,13 @@ impl Others for Desk {
     /// Something happened that is not about a frame.
     fn handle_event(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath, token: Token) {
         match token {
-            Token::Signal => self.handle_signal(now, path),
             Token::Links => self.handle_links(now, path),
             Token::Broker => self.handle_end_of_broker(epoll),
             Token::Changes => self.handle_prepared(path),
             Token::Opener => self.handle_opened(now, epoll, path),
             Token::Mail => self.handle_orders(now, path),
             Token::Registry => self.handle_registry(path),
-            Token::ControlListener
-            | Token::Control(_)
-            | Token::MetricsListener
-            | Token::Metrics(_) => unreachable!("control's: {token:?}"),
-            Token::Timer
-            | Token::Uplink(_)
-            | Token::Guest(..)
-            | Token::Toe(..)
-            | Token::StreamListener(_)
-            | Token::Dialer
-            | Token::Trust
-            | Token::Stream(_)
-            | Token::BoosterListener
-            | Token::Booster
-            | Token::Ucx => {
-                unreachable!("the worker's own: {token:?}")
-            }
+            token => unreachable!("not the desk's: {token:?}"),
         }
     }
 

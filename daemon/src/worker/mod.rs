@@ -157,17 +157,17 @@ impl Worker {
             Token::Ucx => {} // in the turn that follows
             Token::BoosterListener => path.booster.accept(epoll),
             Token::Booster => path.booster.hear(epoll),
-            Token::Signal
-            | Token::Links
+            Token::Links
             | Token::Broker
             | Token::Changes
             | Token::Opener
             | Token::Mail
-            | Token::Registry
+            | Token::Registry => others.handle_event(now, epoll, path, token),
+            Token::Signal
             | Token::ControlListener
             | Token::Control(_)
             | Token::MetricsListener
-            | Token::Metrics(_) => others.handle_event(now, epoll, path, token),
+            | Token::Metrics(_) => unreachable!("control's: {token:?}"),
         }
     }
 

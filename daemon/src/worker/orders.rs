@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 use nightporter_api::{Reply, Request, Status};
+use nightporter_core::time::Duration;
 use nightporter_registry::mail::{Bell, Gone, Inbox, Outbox, mail};
 
 /// A client of control, by a number that no other has had.
@@ -22,6 +23,12 @@ pub(crate) enum Order {
     Room(Client),
     /// The client has gone, with its request and its stream.
     Forget(Client),
+    /// Change to what the configuration file has.
+    Reload,
+    /// Stop when nothing is owed any more, or the time for that is up.
+    Drain,
+    /// Stop at once.
+    Stop,
 }
 
 /// A report of the worker's thread.
@@ -35,6 +42,8 @@ pub(crate) enum Report {
     Piece(Client, Vec<u8>),
     /// The client's stream ends, because its port is gone.
     End(Client),
+    /// A stop has begun, and takes at most so long.
+    Draining(Duration),
 }
 
 /// The subject of an order or report. There is one word at a time about each, or the later one is
@@ -49,6 +58,8 @@ enum Subject {
     Room(Client),
     Piece(Client),
     End(Client),
+    Reload,
+    Stop,
 }
 
 /// The worker's end of the mail.
@@ -108,6 +119,7 @@ impl WorkerMail {
             Report::Reply(client, _) => Subject::Reply(*client),
             Report::Piece(client, _) => Subject::Piece(*client),
             Report::End(client) => Subject::End(*client),
+            Report::Draining(_) => Subject::Stop,
         };
         self.0.outbox.post(subject, report);
     }
@@ -136,6 +148,8 @@ impl ControlMail {
             Order::Request(client, _) => Subject::Request(*client),
             Order::Room(client) => Subject::Room(*client),
             Order::Forget(client) => Subject::End(*client),
+            Order::Reload => Subject::Reload,
+            Order::Drain | Order::Stop => Subject::Stop,
         };
         self.0.outbox.post(subject, order);
     }

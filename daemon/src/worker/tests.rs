@@ -19,7 +19,7 @@ use super::guests::ANNOUNCEMENTS_PER_TURN;
 use super::orders::worker_mail;
 use super::*;
 use crate::arena_file::{self, ArenaFile};
-use crate::control::{Control, ControlServer, MetricsServer};
+use crate::control::{Control, ControlServer, Endpoints, MetricsServer};
 use crate::daemon::Daemon;
 use crate::desk::{FlowSums, PORTS_PER_TURN};
 use crate::port::Port;
@@ -263,7 +263,7 @@ fn a_scrape_costs_the_worker_a_status_and_another_request_nothing() {
     let mut w = World::new("scrape", 1);
     let metrics = MetricsServer::new("127.0.0.1:0".parse().unwrap()).unwrap();
     let at = metrics.address();
-    w.daemon.start_control(None, Some(metrics)).unwrap();
+    w.daemon.start_control(Endpoints { metrics: Some(metrics), ..Endpoints::default() }).unwrap();
     let ask = |path: &str| {
         let mut client = TcpStream::connect(at).unwrap();
         write!(client, "GET {path} HTTP/1.1\r\n\r\n").unwrap();
@@ -289,7 +289,7 @@ fn a_daemon_that_has_lost_control_ends_with_an_error() {
     w.daemon.desk.set_mail(&w.daemon.worker.epoll, mail).unwrap();
     drop(control);
     bell.ring();
-    assert!(w.daemon.run(|_| {}).is_err());
+    assert!(w.daemon.run().is_err());
 }
 
 fn device(w: &World, name: &str) -> VhostUserConfig {

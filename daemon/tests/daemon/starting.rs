@@ -1,5 +1,6 @@
 //! What an operator reads when the daemon does not start.
 
+use std::collections::BTreeMap;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -220,6 +221,29 @@ fn hears(dir: &Dir, systemd: UnixDatagram, address: &str) {
     host.signal(Signal::SIGTERM);
     until("STOPPING=1\nEXTEND_TIMEOUT_USEC=70000000"); // TimeoutStopSec= may be less
     assert_eq!(host.wait(), Some(0));
+}
+
+#[test]
+fn the_worker_alone_is_placed_on_its_core() {
+    let dir = Dir::new();
+    let config = dir.configure("metrics = \"off\"\ncpu = 0", &dir.vm("a", ""));
+    let host = Host::start(&dir, &config);
+    let pid = host.status().pid;
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let cores = |task: std::io::Result<std::fs::DirEntry>| {
+        let task = task.unwrap();
+        let read = |what: &str| std::fs::read_to_string(task.path().join(what)).unwrap();
+        let cores = read("status").lines().find_map(|line| {
+            line.strip_prefix("Cpus_allowed_list:").map(|list| list.trim().to_owned())
+        });
+        (read("comm").trim().to_owned(), cores.unwrap())
+    };
+    let all: BTreeMap<_, _> = tasks.map(cores).collect();
+    assert_eq!(all["nightporterd"], "0");
+    assert!(all.contains_key("control") && all.contains_key("watchdog"), "{all:?}");
+    let ours = std::thread::available_parallelism().unwrap().get();
+    let others = all.iter().filter(|(name, _)| *name != "nightporterd");
+    assert!(ours == 1 || others.clone().all(|(_, cores)| cores != "0"), "{all:?}");
 }
 
 #[test]
