@@ -131,6 +131,8 @@ pub struct Sender {
     /// ...and do not mean a loss until more than this is acknowledged (RFC 6582 section 3.2: copies
     /// of what had arrived make duplicates too).
     recover: u64,
+    /// ...and a partial acknowledgement within this recovery meant none (FLOOD-45).
+    misled: bool,
     /// When something last left.
     sent_at: Instant,
     /// The timeout counts from here: the last ACK that moved, the last timeout or copy of the first
@@ -170,6 +172,7 @@ impl Sender {
             duplicates: 0,
             duplicates_end: first,
             recover: 0,
+            misled: false,
             sent_at: now,
             since: now,
             reordering: Instant::MAX,

@@ -57,7 +57,10 @@ impl Sender {
         if arrived.late && self.episode.phase() != Phase::Timeout {
             self.rack.on_late();
             if !self.sack {
-                self.rack.on_overtaken(arrived.acked / self.mss);
+                // Each duplicate spoke of a segment, many of which may be short; or was lost.
+                let overtook = (arrived.acked / self.mss).max(self.duplicates + 1);
+                self.rack.on_overtaken(overtook);
+                self.misled = self.episode.phase() == Phase::Recovery;
             }
         }
         if (arrived.late || dsack) && self.episode.copies().are_needless() {
@@ -189,14 +192,19 @@ impl Sender {
     /// The third duplicate ACK, or a later one where so many have overtaken one before, means a
     /// loss, and while that is repaired each partial acknowledgement another (RFC 6582 section
     /// 3.2), but not of what has left again for this repair: R may acknowledge a copy in parts.
+    /// Where that has called for copies of what was under way, duplicates alone mean a loss again.
     fn is_lost_by_duplicates(&mut self, duplicate: bool, moved: bool) -> bool {
+        let is_recovery = self.episode.phase() == Phase::Recovery;
+        self.misled &= is_recovery;
         let enough = self.duplicates >= self.rack.duplicates_of_loss();
-        let third = duplicate && enough && !self.episode.is_repairing();
+        let is_news = !self.episode.is_repairing() || (self.misled && !self.is_first_repaired());
+        let third = duplicate && enough && is_news;
         if third {
             self.duplicates_end = self.next();
         }
         let partial = moved
-            && self.episode.phase() == Phase::Recovery
+            && is_recovery
+            && !self.misled
             && self.una() < self.episode.repairs_below()
             && !self.is_first_repaired();
         (third || partial) && self.board.mark_first_lost() > 0

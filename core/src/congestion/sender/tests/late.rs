@@ -4,14 +4,21 @@
 
 use super::*;
 
-/// Payload of a segment with timestamps, and the time that it takes on the line, with all headers
-/// and the gap of an Ethernet: 1538 bytes at 16 Mbit/s.
+/// Payload of a segment with timestamps, and what it has besides on the line, with the gap of an
+/// Ethernet.
 const SIZE: u64 = 1448;
-const ON_THE_WIRE: Duration = Duration::from_nanos(1538 * 8 * 1000 / 16);
+const HEADERS: u64 = 90;
+/// Bits per microsecond.
+const RATE: u64 = 16;
 const ONE_WAY: Duration = Duration::from_millis(20);
 /// What is transferred.
 const BYTES: u64 = 10_000_000;
-/// R acknowledges every second segment, and a lone one after this (Linux: `TCP_DELACK_MIN`).
+/// G hands its bytes over in pieces of up to so many units, because it fills the room that it is
+/// shown, in units of its window field. H joins no two of them (FLOOD-07), so many segments are
+/// short.
+const UNIT: u64 = 1024;
+const UNITS_MAX: u64 = 4;
+/// R acknowledges more than a full segment, and less after this (Linux: `TCP_DELACK_MIN`).
 const DELAYED: Duration = Duration::from_millis(40);
 /// And each of the first ones (Linux: `TCP_MAX_QUICKACKS`).
 const AT_ONCE: u32 = 16;
@@ -39,7 +46,7 @@ enum Arrival {
         blocks: Vec<(u64, u64)>,
         echo: u32,
     },
-    /// R has waited long enough for a second segment behind the ACK of so many bytes.
+    /// R has waited long enough for more behind the ACK of so many bytes.
     Delayed(u64),
 }
 
@@ -56,8 +63,7 @@ struct Line {
     ack: u64,
     /// Beyond `ack`, in order.
     beyond: Vec<(u64, u64)>,
-    /// Segments in order that were not acknowledged yet, and ACKs that were sent.
-    waiting: u32,
+    /// ACKs that were sent.
     acks: u32,
     /// The timestamp to echo, and the newest acknowledgement that was sent (RFC 7323 section 4.3).
     recent: u32,
@@ -91,7 +97,9 @@ impl Line {
         let size = usize::try_from(SIZE).unwrap();
         for from in (s.from..s.to).step_by(size) {
             self.segments += 1;
-            self.free_at = self.free_at.max(now) + ON_THE_WIRE;
+            let to = s.to.min(from + SIZE);
+            let wire = Duration::from_nanos((to - from + HEADERS) * 8 * 1000 / RATE);
+            self.free_at = self.free_at.max(now) + wire;
             if let Harm::Stall(seconds) = self.harm {
                 let into = self.free_at.since(start).as_nanos() % (seconds * 1_000_000_000);
                 if into >= (seconds - 1) * 1_000_000_000 {
@@ -100,7 +108,7 @@ impl Line {
                 }
             }
             let at = self.free_at + ONE_WAY + self.late();
-            self.put(at, Arrival::Data(from, s.to.min(from + SIZE), stamp));
+            self.put(at, Arrival::Data(from, to, stamp));
         }
     }
 
@@ -115,7 +123,6 @@ impl Line {
         if !self.sack {
             blocks.clear();
         }
-        self.waiting = 0;
         self.acks += 1;
         let (ack, echo) = (self.ack, self.recent);
         self.told = ack;
@@ -149,8 +156,7 @@ impl Line {
             self.ack = self.ack.max(first.1);
             self.beyond.remove(0);
         }
-        self.waiting += 1;
-        if fills || self.waiting == 2 || self.acks < AT_ONCE {
+        if fills || self.ack > self.told + SIZE || self.acks < AT_ONCE {
             self.answer(now, None, from);
         } else {
             self.put(now + DELAYED, Arrival::Delayed(self.ack));
@@ -184,17 +190,20 @@ fn over(harm: Harm, sack: bool, stamps: bool) -> Outcome {
         count: 0,
         ack: FIRST,
         beyond: vec![],
-        waiting: 0,
         acks: 0,
         recent: 0,
         told: FIRST,
     };
-    let mut now = start;
+    let (mut now, mut cut) = (start, FIRST);
     while s.una() < FIRST + BYTES {
         // G's clock, ms: its newest timestamp is as old as its newest data.
         let stamp = u32::try_from(now.since(start).as_millis()).unwrap();
         s.set_stamp(stamps.then_some(stamp));
-        while let Some(segment) = s.poll(now, 65_536, u64::MAX) {
+        loop {
+            while cut <= s.next() {
+                cut += UNIT * (1 + line.random(UNITS_MAX));
+            }
+            let Some(segment) = s.poll(now, 65_536, cut) else { break };
             line.send(start, now, segment, stamp);
         }
         let waits = s.end() > s.next() || s.board().lost() > 0;
@@ -207,7 +216,7 @@ fn over(harm: Harm, sack: bool, stamps: bool) -> Outcome {
         {
             match arrival {
                 Arrival::Data(from, to, stamp) => line.receive(now, from, to, stamp),
-                Arrival::Delayed(ack) if ack == line.ack && line.waiting > 0 => {
+                Arrival::Delayed(ack) if ack == line.ack && ack > line.told => {
                     line.answer(now, None, ack);
                 }
                 Arrival::Delayed(_) => {}
@@ -223,31 +232,33 @@ fn over(harm: Harm, sack: bool, stamps: bool) -> Outcome {
     Outcome { took: now.since(start), copies: s.retransmissions() }
 }
 
-/// Longer than this, 1.15 and without SACK 1.5 where the lateness is a round trip or more, no
-/// transfer may take (a thousandth of the time without lateness), and these are the copies of Linux
-/// over such a line in the lab, where it was measured.
-const KINDS: [(Harm, u64, Option<u64>); 9] = [
-    (Harm::Late(10, ms(30)), 1150, Some(4)),
-    (Harm::Late(10, ms(12)), 1150, None),
-    (Harm::Late(10, ms(3)), 1150, None),
-    (Harm::Late(50, ms(30)), 1150, None),
-    (Harm::Late(50, ms(60)), 1500, None),
-    (Harm::Late(1, ms(60)), 1500, None),
-    (Harm::One(100, ms(3)), 1150, None),
-    (Harm::Jitter(ms(5)), 1150, Some(15)),
-    (Harm::Stall(4), 1150, None),
+/// Longer than this no transfer may take, with SACK and without it (thousandths of the time without
+/// lateness): 1.15, and 1.5 without SACK where the lateness is a round trip or more. Linux over
+/// such a line in the lab takes 2.7 where the bound is 1.3, and 1.9 where it is 1.25: the first
+/// segments of all are late there, and no round trip is known. And the copies of Linux without SACK
+/// there, with timestamps; with 60 ms without timestamps.
+const KINDS: [(Harm, [u64; 2], Option<u64>); 9] = [
+    (Harm::Late(10, ms(30)), [1150, 1150], Some(1)),
+    (Harm::Late(10, ms(12)), [1150, 1150], Some(2)),
+    (Harm::Late(10, ms(3)), [1150, 1150], Some(1)),
+    (Harm::Late(50, ms(30)), [1150, 1150], Some(7)),
+    (Harm::Late(50, ms(60)), [1300, 1500], None),
+    (Harm::Late(1, ms(60)), [1150, 1500], Some(12)),
+    (Harm::One(100, ms(3)), [1150, 1150], Some(1)),
+    (Harm::Jitter(ms(5)), [1150, 1250], Some(4)),
+    (Harm::Stall(4), [1150, 1150], Some(1)),
 ];
 
 #[test]
 fn flood_44_flood_45_what_is_late_costs_no_more_than_linux() {
     let clean = over(Harm::None, true, true).took;
     let mut wrong = String::new();
-    for (harm, without_sack, copies_of_linux) in KINDS {
+    for (harm, bounds, copies_of_linux) in KINDS {
         // The line stands still once while the 10 MB are under way.
         let stands = if matches!(harm, Harm::Stall(_)) { ms(1000) } else { Duration::ZERO };
         for (sack, stamps) in [(true, true), (true, false), (false, true), (false, false)] {
             let o = over(harm, sack, stamps);
-            let thousandths = if sack { 1150 } else { without_sack };
+            let thousandths = bounds[usize::from(!sack)];
             let most = Duration::from_nanos((clean + stands).as_nanos() / 1000 * thousandths);
             let copies_most = copies_of_linux.map_or(u64::MAX, |copies| 2 * copies + 10);
             if o.took > most || o.copies > copies_most {

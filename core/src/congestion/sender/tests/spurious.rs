@@ -241,3 +241,62 @@ fn flood_45_without_sack_a_timeout_that_was_only_a_delay_is_undone() {
     assert_eq!(trace.sender.phase(), Phase::Open);
     assert_eq!(trace.sender.retransmissions(), 2);
 }
+
+/// As duplicates do: many segments of a path with short ones overtake a late one, and its
+/// acknowledgement moves by few full ones.
+#[test]
+fn flood_45_without_sack_short_segments_that_have_overtaken_one_count_each() {
+    let trace = Trace::run(
+        &without_sack(),
+        us,
+        "0   offer 500000
+             > 0:10000
+         100 ack 1000
+             > 10000:12000
+         101 ack 1000
+             > 12000:13000
+         102 ack 1000
+             > 13000:14000
+         103 ack 1000
+             > again 1000:2000
+         104 ack 1000
+         105 ack 1000
+         106 ack 3000
+             > 14000:16000
+         107 wait",
+    );
+    assert_eq!((trace.sender.phase(), trace.sender.rack.duplicates_of_loss()), (Phase::Open, 6));
+}
+
+/// The original of 1000 comes too late to be told from its copy, and what was sent behind it is on
+/// its way. Each second acknowledgement called for another copy of that.
+#[test]
+fn flood_45_without_sack_a_needless_copy_ends_the_copies_that_partial_acks_call_for() {
+    let trace = Trace::run(
+        &without_sack(),
+        us,
+        "0   offer 500000
+             > 0:10000
+         100 ack 1000
+             > 10000:12000
+         101 ack 1000
+             > 12000:13000
+         102 ack 1000
+             > 13000:14000
+         103 ack 1000
+             > again 1000:2000
+         180 ack 9000
+             > again 9000:10000
+         190 ack 10000
+             > 14000:15000
+         191 ack 11000
+             > 15000:16000
+         192 ack 11000
+             > 16000:17000
+         193 ack 11000
+             > 17000:18000
+         194 ack 11000
+             > again 11000:12000, 18000:19000",
+    );
+    assert_eq!(trace.sender.phase(), Phase::Recovery);
+}
