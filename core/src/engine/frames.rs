@@ -456,7 +456,7 @@ impl Engine<'_> {
             ended
         });
         if completed && let Some(key) = self.flows.key(id) {
-            self.syn_cache.take(key); // copies of the SYN that were seen until now are answered
+            self.syn_cache.forget(key); // copies of the SYN that were seen until now are answered
         }
         fate.unwrap_or(Fate::Pass)
     }

@@ -33,7 +33,8 @@ impl Engine<'_> {
         id.map_or(Fate::Pass, |id| self.process_from_net(now, id, f))
     }
 
-    /// R's SYN leaves 32 bytes in the SYN cache; the flow comes with G's answer (LIFE-01).
+    /// R's SYN leaves 32 bytes in the SYN cache; the flow comes with G's answer (LIFE-01), whose
+    /// number says which SYN it answers (COM-28).
     fn on_syn_from_net(
         &mut self,
         now: Instant,
@@ -59,13 +60,15 @@ impl Engine<'_> {
             Some((_, flow)) => syn = flow.on_syn_from_net(syn),
             None => {}
         }
-        let earlier = self.syn_cache.lookup(&key);
+        let isn = syn.isn;
+        let is_copy = |earlier: &SynInfo| earlier.isn == isn;
+        let earlier = self.syn_cache.only(&key, is_copy);
         if let Some(earlier) = earlier {
             syn = syn.after(earlier);
         } else if !self.wants_flows(port) {
             return; // of what is known all copies count (COM-24)
         }
-        self.syn_cache.insert(&key, syn);
+        self.syn_cache.insert(&key, syn, is_copy);
     }
 
     /// G's SYN or SYN-ACK makes a flow. With a SYN, whatever it had under this key, it has
@@ -108,8 +111,10 @@ impl Engine<'_> {
         if !self.wants_flows(port) || !self.networks.of(port).is_own_ip(port, f.ip.src) {
             return false;
         }
-        let syn_r = self.syn_cache.take(&key);
-        if client == syn_r.is_some() {
+        let is_opened_by_net = self.syn_cache.has(&key);
+        let syn_r = self.syn_cache.only(&key, |syn| !client && syn.is_acknowledged_by(f.tcp.ack));
+        self.syn_cache.forget(&key);
+        if client == is_opened_by_net || client == syn_r.is_some() {
             return false; // simultaneous open, or a SYN nobody remembers: PASS for life
         }
         let mac = self.networks.of(port).mac_of(port);
@@ -137,7 +142,7 @@ impl Engine<'_> {
     /// first says so by RST. Only an R that has opened anew since, on a flow that owes nothing, is
     /// answered with a new connection.
     fn outlives_syn_ack(&mut self, now: Instant, id: FlowId, key: &FlowKey, tcp: &Tcp) -> bool {
-        let asked = self.syn_cache.lookup(key).is_some();
+        let asked = self.syn_cache.has(key);
         let outlives = |flow: &Flow| match flow.state() {
             State::On | State::Drain => !(asked && flow.holds_nothing()),
             State::Abort => !(asked || flow.owes_nothing()), // G has yet to hear of the reset

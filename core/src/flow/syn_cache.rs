@@ -5,6 +5,9 @@
 //! (one VM cannot push another's records out, INV-20), taken at its first SYN, and a new record
 //! replaces a random one when its set is full. A lost record makes that connection PASS for life.
 //!
+//! A key has two records at most, of its first SYN and of its newest with another number: a forged
+//! SYN does not push out R's, and G's SYN-ACK acknowledges the one that it answers.
+//!
 //! A record is found by a 64-bit keyed hash of the flow key. Two keys collide with probability
 //! 2^-64; the payload should hold R's ISN, which the SYN-ACK must match, so that even then nothing
 //! wrong is learned.
@@ -24,11 +27,13 @@ struct SynRecord<P> {
     /// Hash of the key; 0 is empty.
     tag: u64,
     payload: P,
+    /// The key had another when this one came.
+    second: bool,
 }
 
 type Sets<P> = Box<[[SynRecord<P>; WAYS]]>;
 
-/// SYN records of all guest ports. `P` is the content of a record, at most 24 bytes.
+/// SYN records of all guest ports. `P` is the content of a record, at most 16 bytes.
 #[derive(Debug)]
 pub struct SynCache<P> {
     ports: Vec<Option<Sets<P>>>,
@@ -50,40 +55,58 @@ impl<P: Copy + Default> SynCache<P> {
         }
     }
 
-    /// Remembers a SYN, in place of an earlier one with the same key if there is one.
-    pub fn insert(&mut self, key: &FlowKey, payload: P) {
+    /// Remembers a SYN, in place of an earlier one with the same key that `is_copy` of it, or that
+    /// is the newer one of two.
+    pub fn insert(&mut self, key: &FlowKey, payload: P, is_copy: impl Fn(&P) -> bool) {
         let tag = self.tag(key);
         let random = self.next_random();
         let port = usize::from(key.port);
         if self.ports.len() <= port {
             self.ports.resize_with(port + 1, || None);
         }
-        let empty = [SynRecord { tag: 0, payload: P::default() }; WAYS];
+        let empty = [SynRecord { tag: 0, payload: P::default(), second: false }; WAYS];
         let sets = self.ports[port].get_or_insert_with(|| vec![empty; SETS].into_boxed_slice());
         let set = &mut sets[set_of(tag)];
+        if let Some(copy) = set.iter_mut().find(|r| r.tag == tag && is_copy(&r.payload)) {
+            copy.payload = payload;
+            return;
+        }
+        let first = set.iter().position(|r| r.tag == tag && !r.second);
         let way = set
             .iter()
-            .position(|r| r.tag == tag)
+            .position(|r| r.tag == tag && r.second)
             .or_else(|| set.iter().position(|r| r.tag == 0))
+            .or(first.filter(|way| *way == random % WAYS).map(|way| (way + 1) % WAYS))
             .unwrap_or(random % WAYS);
-        set[way] = SynRecord { tag, payload };
+        set[way] = SynRecord { tag, payload, second: first.is_some() };
     }
 
-    /// The record of the newest SYN with this key.
+    /// There is a SYN with this key.
     #[must_use]
-    pub fn lookup(&self, key: &FlowKey) -> Option<P> {
-        let tag = self.tag(key);
-        let set = &self.ports.get(usize::from(key.port))?.as_ref()?[set_of(tag)];
-        set.iter().find(|r| r.tag == tag).map(|r| r.payload)
+    pub fn has(&self, key: &FlowKey) -> bool {
+        self.records(key).next().is_some()
     }
 
-    /// As [`Self::lookup`], and forgets it.
-    pub fn take(&mut self, key: &FlowKey) -> Option<P> {
+    /// The one SYN with this key that `is` it. `None`: none is, or both are.
+    #[must_use]
+    pub fn only(&self, key: &FlowKey, is: impl Fn(&P) -> bool) -> Option<P> {
+        let mut those = self.records(key).filter(is);
+        those.next().filter(|_| those.next().is_none())
+    }
+
+    /// Forgets all SYNs with this key.
+    pub fn forget(&mut self, key: &FlowKey) {
         let tag = self.tag(key);
-        let set = &mut self.ports.get_mut(usize::from(key.port))?.as_mut()?[set_of(tag)];
-        let record = set.iter_mut().find(|r| r.tag == tag)?;
-        record.tag = 0;
-        Some(record.payload)
+        let sets = self.ports.get_mut(usize::from(key.port)).and_then(Option::as_mut);
+        let set = sets.map(|sets| &mut sets[set_of(tag)]);
+        set.into_iter().flatten().filter(|r| r.tag == tag).for_each(|r| r.tag = 0);
+    }
+
+    fn records(&self, key: &FlowKey) -> impl Iterator<Item = P> {
+        let tag = self.tag(key);
+        let sets = self.ports.get(usize::from(key.port)).and_then(Option::as_ref);
+        let set = sets.map(|sets| &sets[set_of(tag)]);
+        set.into_iter().flatten().filter(move |r| r.tag == tag).map(|r| r.payload)
     }
 
     /// The port is gone: its records go too.

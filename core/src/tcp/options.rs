@@ -4,6 +4,7 @@
 
 use crate::limits;
 use crate::tcp::distance::{Distance, Signs, clock_ms};
+use crate::tcp::flow::unwrapped_isn;
 use crate::tcp::state::Why;
 use crate::time::Instant;
 use crate::wire::packet::{IpAddr16, IpVersion, Tcp, TcpFlags};
@@ -119,6 +120,12 @@ impl SynInfo {
         merged.data_len = self.data_len.max(earlier.data_len);
         merged.passed_ms = earlier.passed_ms;
         merged
+    }
+
+    /// A SYN-ACK that acknowledges `ack` answers this SYN, with all of its data or some.
+    pub(crate) fn is_acknowledged_by(&self, ack: Seq) -> bool {
+        let first = unwrapped_isn(self.isn) + 1;
+        (first..=first + u64::from(self.data_len)).contains(&ack.unwrap(first))
     }
 
     const fn has(self, bit: u8) -> bool {

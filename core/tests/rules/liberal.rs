@@ -179,6 +179,33 @@ fn com_28_a_forged_syn_in_the_handshake_and_its_answer_change_nothing() {
     r.gets("1 ack 1001");
 }
 
+/// G's SYN-ACK says by its number which SYN it answers: the first that it got, whatever came since
+/// (`tcp_check_req`), or the newest if it knew none.
+#[test]
+fn com_28_forged_syns_before_the_answer_do_not_take_the_place_of_rs() {
+    for forged in [[&[][..], &["S 90000", "S 80000"]], [&["S 90000"], &[]]] {
+        let setup = Setup::new();
+        let w = setup.opens();
+        let (r, g) = w.pair(&setup);
+        for syn in forged[0] {
+            r.is_forged(syn);
+        }
+        r.sends_syn();
+        for syn in forged[1] {
+            r.is_forged(syn);
+        }
+        g.takes_all();
+        g.sends_syn_ack();
+        r.gets_syn();
+        r.sends("1 ack 1");
+        g.takes_all();
+        assert_eq!(w.state(), Some(State::On), "{forged:?}");
+        r.sends("1:1001");
+        r.gets("1 ack 1001");
+        g.gets_all(&["1:1001"]);
+    }
+}
+
 #[test]
 fn com_28_a_forged_answer_to_a_guest_that_opens_changes_nothing() {
     for forged in ["S. 9000 ack 70000", "1 ack 70000", "S. 9000 ack -5"] {
