@@ -1,5 +1,7 @@
 //! A guest without knowledge of its VLAN: the tag (IEEE 802.1Q) is inserted into its frames and
-//! removed from frames for it, at its port. Everything behind the port sees the tag.
+//! removed from frames for it, at its port. Everything behind the port sees the tag. A priority tag
+//! (VID 0) is no VLAN (IEEE 802.1Q section 9.6): one of the guest becomes its VLAN's tag, and one
+//! in front of that tag goes with it.
 
 use super::be16;
 use super::packet::TPID_8021Q;
@@ -11,28 +13,52 @@ pub const TAG: usize = TAG_U16 as usize;
 const TAG_U16: u16 = 4;
 /// Bytes of the addresses in front of it.
 const ADDRESSES: usize = 12;
+/// The VLAN in the tag's second half; the rest is priority.
+const VID: u16 = 0xfff;
 
-/// Puts a tag into a frame that was read behind [`TAG`] free bytes; priority 0. Bytes that are too
-/// few for a frame stay as they are.
-pub fn put(vlan: u16, hdr: &mut VirtioNetHdr, frame: &mut [u8]) {
+/// Puts a tag into a frame that was read behind [`TAG`] free bytes; priority 0, or that of the
+/// frame's own priority tag, which it replaces. Bytes that are too few for a frame stay as they
+/// are. Returns how many bytes there are then, from the first on.
+#[must_use]
+pub fn put(vlan: u16, hdr: &mut VirtioNetHdr, frame: &mut [u8]) -> usize {
     let len = frame.len();
+    if frame.get(TAG..).and_then(|frame| tag_at(frame, 0)).is_some_and(|tag| tag & VID == 0) {
+        frame.copy_within(TAG.., 0); // rare, so it may move
+        let priority = be16(frame, ADDRESSES + 2) & !VID;
+        frame[ADDRESSES + 2..ADDRESSES + TAG].copy_from_slice(&(priority | vlan).to_be_bytes());
+        return len - TAG;
+    }
     frame.copy_within(TAG.min(len)..len.min(TAG + ADDRESSES), 0);
     if let Some(tag) = frame.get_mut(ADDRESSES..ADDRESSES + TAG) {
         tag[..2].copy_from_slice(&TPID_8021Q.to_be_bytes());
         tag[2..].copy_from_slice(&vlan.to_be_bytes());
     }
     move_offsets(hdr, |offset| offset.saturating_add(TAG_U16));
+    len
 }
 
-/// The VLAN of a frame in pieces, if its outer tag is one of 802.1Q.
+/// The VLAN of a frame in pieces, if its outer tag is one of 802.1Q. A priority tag counts only if
+/// no other one is behind it.
 #[must_use]
 pub fn id_of(parts: &[&[u8]]) -> Option<u16> {
     let head = parts.first()?;
-    let is_tagged = head.len() >= ADDRESSES + TAG && be16(head, ADDRESSES) == TPID_8021Q;
-    is_tagged.then(|| be16(head, ADDRESSES + 2) & 0xfff)
+    tag_at(head, tags_before(head)).map(|tag| tag & VID)
 }
 
-/// A frame without its outer tag, in pieces.
+/// Priority tags in front of another tag: 1, or none.
+fn tags_before(head: &[u8]) -> usize {
+    let is_before = tag_at(head, 0).is_some_and(|tag| tag & VID == 0) && tag_at(head, 1).is_some();
+    usize::from(is_before)
+}
+
+/// Priority and VLAN of the tag behind so many others, if it is one of 802.1Q.
+fn tag_at(head: &[u8], before: usize) -> Option<u16> {
+    let at = ADDRESSES + before * TAG;
+    let is_tagged = head.len() >= at + TAG && be16(head, at) == TPID_8021Q;
+    is_tagged.then(|| be16(head, at + 2))
+}
+
+/// A frame without its VLAN's tag, in pieces.
 #[derive(Clone, Copy, Debug)]
 pub struct Untagged<'a> {
     /// Its header.
@@ -51,9 +77,10 @@ impl<'a> Untagged<'a> {
             return None;
         }
         let mut it = Self { hdr: *hdr, parts: [&[]; TRANSMIT_PARTS_MAX + 1], len: parts.len() + 1 };
-        move_offsets(&mut it.hdr, |offset| offset.saturating_sub(TAG_U16));
+        let (tags, moved) = if tags_before(head) > 0 { (2, 2 * TAG_U16) } else { (1, TAG_U16) };
+        move_offsets(&mut it.hdr, |offset| offset.saturating_sub(moved));
         it.parts[0] = &head[..ADDRESSES];
-        it.parts[1] = &head[ADDRESSES + TAG..];
+        it.parts[1] = &head[ADDRESSES + tags * TAG..];
         it.parts[2..it.len].copy_from_slice(rest);
         Some(it)
     }
@@ -96,8 +123,49 @@ mod tests {
     /// The frame behind [`TAG`] bytes of something else, with a tag in it.
     fn tagged(hdr: &mut VirtioNetHdr, frame: &[u8]) -> Vec<u8> {
         let mut bytes = [&[0xaa; TAG], frame].concat();
-        put(7, hdr, &mut bytes);
+        let len = put(7, hdr, &mut bytes);
+        bytes.truncate(len);
         bytes
+    }
+
+    /// With this tag before the EtherType.
+    fn with_tag(frame: &[u8], tag: u16) -> Vec<u8> {
+        let [high, low] = tag.to_be_bytes();
+        [&frame[..ADDRESSES], &[0x81, 0, high, low], &frame[ADDRESSES..]].concat()
+    }
+
+    #[test]
+    fn com_10_a_priority_tag_of_the_guest_becomes_its_vlans() {
+        let (frame, mut hdr) = (v4_segment(&[7; 700]).frame(), HDR);
+        move_offsets(&mut hdr, |offset| offset + TAG_U16);
+        let sent = hdr;
+        let bytes = tagged(&mut hdr, &with_tag(&frame, 0xa000));
+        assert_eq!((bytes.clone(), hdr), (with_tag(&frame, 0xa007), sent));
+        let back = Untagged::of(&hdr, &[&bytes]).unwrap();
+        assert_eq!((back.hdr, back.parts().concat()), (HDR, frame.clone()));
+        // A tag of a VLAN is not the guest's to use: its port drops the two.
+        let two = tagged(&mut HDR.clone(), &with_tag(&frame, 0xa008));
+        assert_eq!(two, with_tag(&with_tag(&frame, 0xa008), 7));
+    }
+
+    #[test]
+    fn com_10_a_priority_tag_before_the_vlans_goes_with_it() {
+        let frame = v4_segment(&[7; 700]).frame();
+        let bytes = with_tag(&with_tag(&frame, 7), 0x6000);
+        let mut hdr = HDR;
+        move_offsets(&mut hdr, |offset| offset + 2 * TAG_U16);
+        assert_eq!(id_of(&[&bytes]), Some(7));
+        for cut in [20, 40, bytes.len()] {
+            let (head, rest) = bytes.split_at(cut);
+            let back = Untagged::of(&hdr, &[head, rest]).unwrap();
+            assert_eq!((back.hdr, back.parts().concat()), (HDR, frame.clone()));
+        }
+        // Alone it is one, and behind the VLAN's the guest's affair.
+        let alone = with_tag(&frame, 0x6000);
+        assert_eq!(id_of(&[&alone]), Some(0));
+        let behind = with_tag(&alone, 7);
+        let back = Untagged::of(&VirtioNetHdr::default(), &[&behind]).unwrap();
+        assert_eq!((id_of(&[&behind]), back.parts().concat()), (Some(7), alone));
     }
 
     #[test]

@@ -69,9 +69,9 @@ impl GuestPort {
             let pair = self.next;
             self.next = if pair + 1 < pairs { pair + 1 } else { 0 }; // `%` would divide
             if let Some((mut hdr, len)) = self.port.poll_from_guest(pair, &mut buf[front..]) {
-                let len = front + len;
+                let mut len = front + len;
                 if let Some(vlan) = self.vlan {
-                    vlan::put(vlan, &mut hdr, &mut buf[..len]);
+                    len = vlan::put(vlan, &mut hdr, &mut buf[..len]);
                 }
                 return Received::Frame(hdr, len);
             }

@@ -263,8 +263,8 @@ impl DataPath {
         let frame = match vlan {
             None => frame,
             Some(vlan) => {
-                vlan::put(vlan, &mut hdr, &mut bytes);
-                &mut bytes[..]
+                let len = vlan::put(vlan, &mut hdr, &mut bytes);
+                &mut bytes[..len]
             }
         };
         self.ports.now = now;
