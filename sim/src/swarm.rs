@@ -4,6 +4,7 @@
 //! rest (Groce et al., "Swarm testing", ISSTA 2012). So two features that mask each other are
 //! rarely both there, and rare combinations are.
 
+mod behind;
 mod floods;
 mod late;
 mod later;
@@ -123,7 +124,7 @@ impl Swarm {
             self.absence(&mut plan, span_ms);
         }
         plan.add_rare(&carriers, self.v6_percent, span_ms);
-        plan.with_later().with_floods().with_late()
+        plan.with_later().with_floods().with_late().with_forwards()
     }
 
     /// Connections that carry weight, in nearly all seeds: where no megabytes of R's cross a flow

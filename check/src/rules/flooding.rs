@@ -2,7 +2,8 @@
 //! send on another one that began while the heartbeat said go, the heartbeat says go no longer.
 //!
 //! A guest can flood when it sends with nothing under way. A connection that began before the
-//! heartbeat last said stop does not flood: it is of another epoch.
+//! heartbeat last said stop does not flood: it is of another epoch. What a guest forwards is not
+//! its own: such connections pass as far, and end nothing (FWD-05).
 
 use nightporter_core::time::Instant;
 
@@ -41,7 +42,7 @@ pub(crate) fn on_out(h: &mut History, o: &Out<'_>) {
 /// Between two steps of the host; `go_since`: since when the heartbeat has said go.
 pub(crate) fn on_step(h: &mut History, go_since: Option<Instant>) -> Ensure {
     let passed = std::mem::take(&mut h.quality.flooding.passed) && !h.is_flooded;
-    let is_judged = h.floods && h.conn.is_some() && h.is_judged() && !h.past;
+    let is_judged = h.floods && !h.forwards && h.conn.is_some() && h.is_judged() && !h.past;
     let since = go_since.zip(h.quality.flooding.began_at);
     let is_of_epoch = since.is_some_and(|(go, began)| go <= began);
     match passed && is_judged && is_of_epoch {
