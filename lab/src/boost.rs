@@ -3,8 +3,10 @@
 //!
 //! The relay is the booster to the daemon, and the daemon to the booster. It passes on everything
 //! but orders to boost while the path has none. On the tap it boosts by itself, as a program beside
-//! a host could do it that sees nothing but frames: while they arrive, and some time longer.
+//! a host could do it that sees nothing but frames: while they arrive, and some time longer. And it
+//! can boost some VMs all the time, as traffic that never ends would.
 
+use std::collections::BTreeMap;
 use std::fs::read_to_string;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
@@ -35,6 +37,9 @@ const LIMIT: Duration = Duration::from_secs(20);
 const SETTLED: Duration = Duration::from_millis(250);
 /// The tap is looked at so often.
 const LOOK_MS: u8 = 1;
+/// A boost that is to last all the time is ordered so often, and each time for so long.
+const ORDER_MS: u8 = 4;
+const ORDERED: Duration = Duration::from_millis(20);
 
 /// Who boosts now.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -45,12 +50,14 @@ pub(crate) enum Source {
     Daemon,
     /// The relay, by the frames that arrive at the tap.
     Tap,
+    /// The relay, so many VMs all the time.
+    Always(usize),
 }
 
 #[derive(Debug)]
 struct Shared {
     source: Mutex<Source>,
-    account: Mutex<BoostAccount>,
+    accounts: Mutex<BTreeMap<u16, BoostAccount>>,
     /// When something was last boosted, in milliseconds after `began`.
     boosted_at: AtomicU64,
     began: Instant,
@@ -82,7 +89,7 @@ impl Boosting {
         let booster = Process::spawn("nightporter-boost", command, log)?;
         let shared = Arc::new(Shared {
             source: Mutex::new(Source::None),
-            account: Mutex::new(BoostAccount::default()),
+            accounts: Mutex::default(),
             boosted_at: AtomicU64::new(0),
             began: Instant::now(),
             stops: AtomicBool::new(false),
@@ -92,7 +99,7 @@ impl Boosting {
             daemon,
             listener,
             booster: None,
-            vm: None,
+            vms: Vec::new(),
             tap: tap.to_owned(),
             frames: 0,
             // Longer than a round trip lets the guest's own load use up the budget between flights.
@@ -102,16 +109,18 @@ impl Boosting {
         Ok(Self { shared, relay: Some(relay), booster })
     }
 
-    /// Waits until the booster has judged the guest; why it refuses, if it does.
-    pub(crate) fn wait_judged(&mut self) -> Result<Option<String>> {
+    /// Waits until the booster has judged so many guests; why it refuses one, if it does.
+    pub(crate) fn wait_judged(&mut self, guests: usize) -> Result<Option<String>> {
         let begin = Instant::now();
         loop {
             self.booster.check_alive()?;
-            let account = self.account();
-            if !account.refused.is_empty() || !account.means.is_empty() {
-                return Ok(Some(account.refused).filter(|why| !why.is_empty()));
+            let accounts = self.accounts();
+            let is_judged = |it: &&BoostAccount| !it.refused.is_empty() || !it.means.is_empty();
+            if accounts.iter().filter(is_judged).count() >= guests {
+                let mut refused = accounts.into_iter().map(|it| it.refused);
+                return Ok(refused.find(|why| !why.is_empty()));
             }
-            ensure!(begin.elapsed() < LIMIT, "the booster says nothing of the guest");
+            ensure!(begin.elapsed() < LIMIT, "the booster says nothing of the guests");
             thread::sleep(Duration::from_millis(5)); // polls two conditions
         }
     }
@@ -125,8 +134,8 @@ impl Boosting {
             let at = Duration::from_millis(self.shared.boosted_at.load(Ordering::Relaxed));
             at == Duration::ZERO || self.shared.began.elapsed() > at + SETTLED
         };
-        while !settled() || self.account().unpaid_us > 0 {
-            ensure!(begin.elapsed() < LIMIT, "the guest does not pay back: {:?}", self.account());
+        while !settled() || self.accounts().iter().any(|it| it.unpaid_us > 0) {
+            ensure!(begin.elapsed() < LIMIT, "a guest does not pay back: {:?}", self.accounts());
             thread::sleep(Duration::from_millis(5)); // polls two conditions
         }
         self.shared.boosted_at.store(0, Ordering::Relaxed);
@@ -134,9 +143,10 @@ impl Boosting {
         Ok(())
     }
 
-    /// The guest's account.
-    pub(crate) fn account(&self) -> BoostAccount {
-        self.shared.account.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// The accounts of the guests that have boost.
+    pub(crate) fn accounts(&self) -> Vec<BoostAccount> {
+        let accounts = self.shared.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+        accounts.values().cloned().collect()
     }
 }
 
@@ -156,8 +166,8 @@ struct Relay {
     daemon: OwnedFd,
     listener: OwnedFd,
     booster: Option<OwnedFd>,
-    /// The boosted guest.
-    vm: Option<u16>,
+    /// The guests that have boost.
+    vms: Vec<u16>,
     tap: String,
     /// That were sent to it.
     frames: u64,
@@ -170,15 +180,22 @@ impl Relay {
         let mut last = Source::None;
         while !self.shared.stops.load(Ordering::Relaxed) {
             let source = *self.shared.source.lock().unwrap_or_else(PoisonError::into_inner);
-            let wait = if source == Source::Tap { LOOK_MS } else { 20 };
+            let wait = match source {
+                Source::Tap => LOOK_MS,
+                Source::Always(_) => ORDER_MS,
+                Source::None | Source::Daemon => 20,
+            };
             self.pass(wait, source)?;
-            if source == Source::Tap {
-                self.look_at_tap(last != source)?;
+            if source != last {
+                self.vms.iter().try_for_each(|&vm| self.tell(&Order::End { vm }))?; // of the last
             }
-            if source != last
-                && let Some(vm) = self.vm
-            {
-                self.tell(&Order::End { vm })?; // of the path before
+            match source {
+                Source::Tap => self.look_at_tap(last != source)?,
+                Source::Always(count) => {
+                    let mut vms = self.vms.iter().take(count);
+                    vms.try_for_each(|&vm| self.boost(vm, ORDERED))?;
+                }
+                Source::None | Source::Daemon => {}
             }
             last = source;
         }
@@ -196,7 +213,9 @@ impl Relay {
         let mut buf = [0; PACKET_BYTES_MAX];
         while let Some(len) = receive(&self.daemon, &mut buf)? {
             match serde_json::from_slice(&buf[..len])? {
-                Order::Vm { vm, boost: Some(_), .. } => self.vm = Some(vm),
+                Order::Vm { vm, boost: Some(_), .. } if !self.vms.contains(&vm) => {
+                    self.vms.push(vm);
+                }
                 Order::Boost { .. } if source != Source::Daemon => continue,
                 Order::Boost { .. } => self.note_boost(),
                 _ => {}
@@ -204,8 +223,10 @@ impl Relay {
             send(booster.as_raw_fd(), &buf[..len], MsgFlags::MSG_NOSIGNAL)?;
         }
         while let Some(len) = receive(booster, &mut buf)? {
-            if let Report::Account { account, .. } = serde_json::from_slice(&buf[..len])? {
-                *self.shared.account.lock().unwrap_or_else(PoisonError::into_inner) = account;
+            if let Report::Account { vm, account } = serde_json::from_slice(&buf[..len])? {
+                let accounts = &self.shared.accounts;
+                let mut accounts = accounts.lock().unwrap_or_else(PoisonError::into_inner);
+                accounts.insert(vm, account);
             }
             send(self.daemon.as_raw_fd(), &buf[..len], MsgFlags::MSG_NOSIGNAL)?;
         }
@@ -220,13 +241,17 @@ impl Relay {
         let line = line.context("the guest's tap")?.trim_start_matches(':');
         let frames = line.split_whitespace().nth(9).context("sent packets")?.parse()?;
         let arrived = std::mem::replace(&mut self.frames, frames) != frames && !first;
-        if let (true, Some(vm)) = (arrived, self.vm) {
-            let for_us = u64::try_from(self.hold.as_micros())?;
-            self.note_boost();
-            // A boost that ends with its time would count as waste.
-            self.tell(&Order::Boost { vm, claim: Claim::Reading, for_us, taken: 0 })?;
+        match self.vms.first() {
+            Some(&vm) if arrived => self.boost(vm, self.hold),
+            _ => Ok(()),
         }
-        Ok(())
+    }
+
+    fn boost(&self, vm: u16, time: Duration) -> Result<()> {
+        self.note_boost();
+        let for_us = u64::try_from(time.as_micros())?;
+        // A boost that ends with its time would count as waste.
+        self.tell(&Order::Boost { vm, claim: Claim::Reading, for_us, taken: 0 })
     }
 
     fn note_boost(&self) {

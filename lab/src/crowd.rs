@@ -203,10 +203,10 @@ fn statuses(control: &mut Control, metrics: SocketAddr, options: &Options) -> Re
 
 /// All measurements, by subject.
 #[derive(Debug, Default)]
-struct Times(Vec<(String, Vec<Duration>)>);
+pub(crate) struct Times(Vec<(String, Vec<Duration>)>);
 
 impl Times {
-    fn note(&mut self, what: &str, list: Vec<Duration>) {
+    pub(crate) fn note(&mut self, what: &str, list: Vec<Duration>) {
         match self.0.iter_mut().find(|(of, _)| of == what) {
             Some((_, all)) => all.extend(list),
             None => self.0.push((what.to_owned(), list)),
@@ -214,9 +214,14 @@ impl Times {
     }
 
     fn median(&self, what: &str) -> Duration {
+        self.percentile(what, 500)
+    }
+
+    /// Of a subject that was measured.
+    pub(crate) fn percentile(&self, what: &str, per_mille: usize) -> Duration {
         let mut list = self.0.iter().find(|(of, _)| of == what).expect("measured").1.clone();
         list.sort_unstable();
-        list[(list.len() - 1) / 2]
+        list[(list.len() - 1) * per_mille / 1000]
     }
 }
 
@@ -333,7 +338,7 @@ impl Control {
 
 /// A VMM of a guest that does not run.
 #[derive(Debug)]
-struct Idle {
+pub(crate) struct Idle {
     _front_end: FrontEnd,
     _memory: File,
     _kick: EventFd,
@@ -344,7 +349,7 @@ const MEMORY: u64 = 1 << 20;
 
 impl Idle {
     /// Connects, and starts a ring each way, in memory that was never written.
-    fn connect(socket: &Path) -> Result<Self> {
+    pub(crate) fn connect(socket: &Path) -> Result<Self> {
         let (memory, kick) = (front_end::memory(MEMORY)?, front_end::notifier()?);
         let ring = |base| RingAt {
             size: 256,
@@ -362,13 +367,13 @@ impl Idle {
 
 /// Two stations behind the two uplinks.
 #[derive(Debug)]
-struct Echo {
+pub(crate) struct Echo {
     ends: [File; 2],
     number: u64,
 }
 
 impl Echo {
-    fn new(taps: &[String; 2]) -> Result<Self> {
+    pub(crate) fn new(taps: &[String; 2]) -> Result<Self> {
         let end = |tap: &str| -> Result<File> {
             let socket: OwnedFd = sys::packet_socket(tap, ETHERTYPE, ECHO_LIMIT)
                 .with_context(|| format!("a packet socket on {tap}"))?;
@@ -380,7 +385,7 @@ impl Echo {
     }
 
     /// A frame from the first to the second, and one back; how long both took.
-    fn once(&mut self) -> Result<Duration> {
+    pub(crate) fn once(&mut self) -> Result<Duration> {
         let begin = Instant::now();
         self.cross(0)?;
         self.cross(1)?;

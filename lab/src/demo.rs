@@ -194,7 +194,7 @@ fn run_case(
     let up = options.directions.contains(&Direction::Up);
     let traces = lab.check_traces(if up { &options.paths } else { &[] }, &logs);
     progress.step("cleaning up");
-    let account = lab.boosting.take().map(|boosting| boosting.account());
+    let account = lab.boosting.take().and_then(|boosting| boosting.accounts().pop());
     drop(competition);
     let link_measured = lab.world.link();
     let boost_refused = lab.boost_refused.take();
@@ -399,7 +399,7 @@ impl Lab {
         let dir = self.world.daemon()?.dir().to_owned();
         let tap = format!("tap{RECEIVER}");
         let mut boosting = Boosting::start(&dir, &logs.join("boost.log"), &tap, link)?;
-        self.boost_refused = boosting.wait_judged()?;
+        self.boost_refused = boosting.wait_judged(1)?;
         self.boosting = Some(boosting);
         Ok(())
     }

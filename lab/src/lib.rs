@@ -27,6 +27,7 @@
 //! | [`demo_toe`] | sockets over the host compared with guest TCP |
 //! | [`hpcc`] | the HPC Challenge of processes in guests, by overlay and by TOE |
 //! | [`compare`] | congestion offload compared with Linux's own CUBIC, over one bottleneck |
+//! | [`boosted`] | boosted VMs, their neighbours and the daemon's worker on one core |
 //! | [`crowd`] | the cost of many VMs that do not run |
 //! | [`outside`] | the same uploads by curl |
 //!
@@ -35,6 +36,7 @@
 
 pub mod accel;
 mod boost;
+pub mod boosted;
 pub mod captures;
 pub mod compare;
 pub mod cpus;

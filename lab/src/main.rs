@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use nightporter_lab::accel::Accel;
+use nightporter_lab::boosted;
 use nightporter_lab::compare::{self, Cell, Which};
 use nightporter_lab::crowd;
 use nightporter_lab::demo::{self, Options};
@@ -182,6 +183,27 @@ enum Command {
         #[arg(long, default_value_t = 25)]
         changes: usize,
     },
+    /// Measures boosted VMs that want their core all the time, without guests: the shares of three
+    /// and their losses in windows of a second, and echoes that a worker on the same core forwards.
+    Boosted {
+        /// The cgroups in which the VMs compete.
+        #[arg(long, value_enum, default_value = "session")]
+        layout: Layout,
+        /// Seconds without boosts, with one VM boosted all the time, and with all three, each.
+        #[arg(long, default_value_t = 60)]
+        seconds: u64,
+        /// `vm.boost` of each VM.
+        #[arg(long, default_value = "15ms/90ms")]
+        boost: String,
+    },
+    /// A VM that wants its core all the time, for `boosted`.
+    #[command(hide = true)]
+    Hog {
+        /// The daemon's socket.
+        socket: PathBuf,
+        /// The core.
+        core: usize,
+    },
     /// Runs the tests on real guests, with libtest's output.
     Test {
         /// Run only tests whose name contains this.
@@ -263,6 +285,11 @@ fn main() {
         Command::Crowd { vms, echoes, changes } => {
             crowd::run(&crowd::Options { vms, echoes, changes })
         }
+        Command::Boosted { layout, seconds, boost } => {
+            let time = Duration::from_secs(seconds);
+            boosted::run(&boosted::Options { layout, time, boost })
+        }
+        Command::Hog { socket, core } => boosted::hog(&socket, core),
         Command::Prepare { test: true } => scenario::make_images("").map(|()| true),
         Command::Prepare { test: false } => {
             Image::for_qemu().and_then(|image| image.with_sockets()).map(|_| true)

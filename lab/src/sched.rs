@@ -206,13 +206,13 @@ fn rotate(guests: &[Vec<i32>], stopped: &Receiver<()>) -> Result<()> {
 
 /// The cgroup hierarchy that has the cpu controller.
 #[derive(Debug, PartialEq, Eq)]
-enum CpuCgroups {
+pub(crate) enum CpuCgroups {
     V1(PathBuf),
     V2(PathBuf),
 }
 
 impl CpuCgroups {
-    fn find() -> Result<Self> {
+    pub(crate) fn find() -> Result<Self> {
         let mounts =
             fs::read_to_string("/proc/self/mounts").context("reading /proc/self/mounts")?;
         for (kind, path, options) in mounts.lines().filter_map(mount_fields) {
@@ -230,7 +230,13 @@ impl CpuCgroups {
     }
 
     /// Puts process `pid` into a cgroup of its own, and its vCPUs' `threads` into one below.
-    fn divide(&self, name: &str, pid: i32, threads: &[i32], run_dir: &RunDir) -> Result<()> {
+    pub(crate) fn divide(
+        &self,
+        name: &str,
+        pid: i32,
+        threads: &[i32],
+        run_dir: &RunDir,
+    ) -> Result<()> {
         let (Self::V1(root) | Self::V2(root)) = self;
         let machine = root.join(name);
         let [emulator, vcpus] = ["emulator", "vcpu0"].map(|name| machine.join(name));
