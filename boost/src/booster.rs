@@ -27,8 +27,9 @@ use crate::{BEAT, PRIORITY, SILENCE_MAX, WORKER_PRIORITY};
 
 /// How often a boost is looked at.
 const LOOK: Duration = Duration::from_millis(1);
-/// How often a payment is.
+/// How often a payment is, at least and at most.
 const PAYMENT: Duration = Duration::from_millis(2);
+const PAYMENT_LEAST: Duration = Duration::from_micros(100);
 /// How often the competition for cores is measured, while somebody is favoured or pays.
 const MEASURE: Duration = Duration::from_millis(100);
 /// How often threads, cgroups and cores are looked up.
@@ -131,19 +132,22 @@ impl Booster {
 
     /// Sleeps until something has to be done.
     fn wait(&self) -> Result<()> {
-        let mode = |mode| self.vms.values().any(|vm| vm.mode == mode);
         let mut most = BEAT;
-        if mode(Mode::Paying) {
-            most = PAYMENT;
-        }
-        if self.vms.values().any(|vm| vm.waits.is_some()) {
-            most = LOOK;
-        }
-        if mode(Mode::Favoured) {
-            let now = self.now();
-            let boosts = self.vms.values().filter_map(|vm| vm.boost);
-            let until = boosts.map(|boost| boost.wish.until.saturating_sub(now)).min();
-            most = LOOK.min(Duration::from_nanos(until.unwrap_or(0)));
+        let now = self.now();
+        for (number, vm) in &self.vms {
+            if vm.waits.is_some() {
+                most = most.min(LOOK);
+            }
+            if vm.mode == Mode::Paying {
+                // What it pays beyond its debt is lost to it.
+                let even_at = vm.even_at(self.competitors(*number));
+                let left = Duration::from_nanos(even_at.saturating_sub(now));
+                most = most.min(left.clamp(PAYMENT_LEAST, PAYMENT));
+            }
+            if let Some(boost) = vm.boost {
+                let left = Duration::from_nanos(boost.wish.until.saturating_sub(now));
+                most = most.min(LOOK).min(left);
+            }
         }
         let timeout = Timespec { tv_sec: 0, tv_nsec: most.as_nanos().try_into()? };
         let mut fds = self.watched.poll_fds().to_vec();

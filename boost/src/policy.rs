@@ -173,14 +173,25 @@ impl Account {
         Ok(Allowance { cpu_ns: tokens.min(room), limit })
     }
 
-    /// It ran for `cpu_ns` while it was favoured, with `n` competitors.
-    pub fn spend(&mut self, now: u64, cpu_ns: u64, n: f64) {
+    /// It was favoured for a while: for as long as it ran and waited for a core, with `own` 1.
+    pub fn spend(&mut self, now: u64, step: Step) {
         self.refill(now);
-        self.tokens_ns = self.tokens_ns.saturating_sub(signed(cpu_ns));
-        self.numbers.favoured_us += cpu_ns / 1000;
-        if n >= COMPETITION_MIN {
-            self.debt_ns += cpu_ns;
+        self.tokens_ns = self.tokens_ns.saturating_sub(signed(step.cpu_ns));
+        self.numbers.favoured_us += step.cpu_ns / 1000;
+        if step.n >= COMPETITION_MIN {
+            // By weight it may have waited longer than it would have without.
+            self.debt_ns = self.debt_ns.saturating_add_signed(step.paid_ns().saturating_neg());
         }
+    }
+
+    /// Wall time after which it is even, with `n` competitors, if it wants `own` cores.
+    #[must_use]
+    pub fn payment_ns(&self, n: f64, own: f64) -> u64 {
+        #[expect(clippy::cast_precision_loss, reason = "milliseconds are far below 2^52 ns")]
+        let wall = self.debt_ns as f64 * (n - 1.0).max(0.0) / own.max(1.0);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is not")]
+        let wall = wall as u64;
+        wall
     }
 
     /// After [`Self::pay`] it would be even.
@@ -375,11 +386,16 @@ mod tests {
         allowance.map(|it| it.cpu_ns)
     }
 
+    /// All the time.
+    fn ran(ns: u64, n: f64) -> Step {
+        Step { wall_ns: ns, cpu_ns: ns, n, own: 1.0 }
+    }
+
     #[test]
     fn bst_02_a_budget_is_a_bucket_of_rate_b_by_w_and_depth_b() {
         let mut it = account();
         assert_eq!(allowed(&mut it, 0, Claim::Bytes, 0, true), Ok(15 * MS));
-        it.spend(0, 15 * MS, 1.0);
+        it.spend(0, ran(15 * MS, 1.0));
         assert_eq!(allowed(&mut it, 0, Claim::Bytes, 0, true), Err(Wait::Empty));
         assert_eq!(allowed(&mut it, 30 * MS, Claim::Bytes, 0, true), Ok(5 * MS));
         assert_eq!(allowed(&mut it, 90 * MS, Claim::Bytes, 0, true), Ok(15 * MS));
@@ -399,7 +415,7 @@ mod tests {
         for now in (0..900 * MS).step_by(100_000) {
             if let Ok(allowed) = allowed(&mut it, now, Claim::Bytes, 0, true) {
                 used += allowed + overshoot;
-                it.spend(now, allowed + overshoot, 1.0);
+                it.spend(now, ran(allowed + overshoot, 1.0));
             }
             most = most.max(used.saturating_sub(now / 6));
         }
@@ -408,9 +424,22 @@ mod tests {
     }
 
     #[test]
+    fn bst_02_what_a_favoured_vm_waits_is_paid() {
+        let mut it = account();
+        it.spend(0, ran(6 * MS, 3.0));
+        assert_eq!(it.debt_ns(), 6 * MS);
+        // By weight it waits for 2 ms before it has the core.
+        it.spend(0, Step { wall_ns: 5 * MS, cpu_ns: 3 * MS, n: 3.0, own: 1.0 });
+        assert_eq!(it.debt_ns(), 8 * MS);
+        it.spend(0, Step { wall_ns: 4 * MS, cpu_ns: 0, n: 3.0, own: 1.0 });
+        assert_eq!(it.debt_ns(), 6 * MS);
+        assert_eq!(it.numbers.favoured_us, 9_000);
+    }
+
+    #[test]
     fn bst_02_looking_often_does_not_lose_tokens() {
         let mut it = account();
-        it.spend(0, 15 * MS, 1.0);
+        it.spend(0, ran(15 * MS, 1.0));
         for at in 0..30 * MS / 7 {
             it.refill(at * 7);
         }
@@ -421,7 +450,7 @@ mod tests {
     fn bst_01_half_of_the_budget_is_for_bytes() {
         let mut it = account();
         assert_eq!(allowed(&mut it, 0, Claim::Turn, 0, true), Ok(7_500_000));
-        it.spend(0, 7_500_000, 1.0);
+        it.spend(0, ran(7_500_000, 1.0));
         assert_eq!(allowed(&mut it, 0, Claim::Turn, 0, true), Err(Wait::Empty));
         assert_eq!(allowed(&mut it, 0, Claim::Bytes, 0, true), Ok(7_500_000));
         assert_eq!(allowed(&mut it, 0, Claim::Reading, 0, true), Ok(7_500_000));
@@ -431,7 +460,7 @@ mod tests {
     fn bst_02_what_all_owe_on_a_core_is_bounded() {
         let mut it = account();
         assert_eq!(allowed(&mut it, 0, Claim::Bytes, 12 * MS, false), Ok(8 * MS));
-        it.spend(0, 8 * MS, 3.0);
+        it.spend(0, ran(8 * MS, 3.0));
         assert_eq!(it.debt_ns(), 8 * MS, "all of it");
         assert_eq!(allowed(&mut it, 0, Claim::Bytes, 12 * MS, false), Err(Wait::Neighbours));
         let mut alone = Account::new(0, Budget { cpu_us: 30_000, window_us: 90_000 });
@@ -444,23 +473,24 @@ mod tests {
         let step = |wall_ns, cpu_ns, n| Step { wall_ns, cpu_ns, n, own: 1.0 };
         for n in [2, 3, 5_u32] {
             let mut it = account();
-            it.spend(0, 6 * MS, n.into());
+            it.spend(0, ran(6 * MS, n.into()));
             for ms in 1..=6 * (n - 1) {
                 assert_eq!(it.would_be_even(step(MS, 0, n.into())), ms == 6 * (n - 1));
+                assert_eq!(it.payment_ns(n.into(), 1.0), u64::from(6 * (n - 1) + 1 - ms) * MS);
                 assert_eq!(it.pay(step(MS, 0, n.into()), true), ms == 6 * (n - 1), "{n}: {ms}");
             }
         }
         // What it got while it paid is not paid.
         let mut it = account();
-        it.spend(0, 6 * MS, 2.0);
+        it.spend(0, ran(6 * MS, 2.0));
         assert!(!it.pay(step(6 * MS, MS, 2.0), true));
         assert_eq!(it.debt_ns(), 2 * MS);
         // And nobody is there to be paid.
         assert!(it.pay(step(0, 0, 1.0), false));
-        it.spend(0, MS, 1.0);
+        it.spend(0, ran(MS, 1.0));
         assert_eq!(it.debt_ns(), 0);
         // Two vCPUs have two shares to stand back from.
-        it.spend(0, 6 * MS, 2.0);
+        it.spend(0, ran(6 * MS, 2.0));
         assert!(it.pay(Step { wall_ns: 3 * MS, cpu_ns: 0, n: 2.0, own: 2.0 }, true));
     }
 
@@ -468,7 +498,7 @@ mod tests {
     fn bst_02_what_a_vm_has_beyond_its_share_while_it_pays_is_owed_too() {
         let step = |wall_ns, cpu_ns| Step { wall_ns, cpu_ns, n: 3.0, own: 1.0 };
         let mut it = account();
-        it.spend(0, 2 * MS, 3.0);
+        it.spend(0, ran(2 * MS, 3.0));
         // Its neighbours waited while it finished its slice.
         assert!(!it.pay(step(3 * MS, 3 * MS), true));
         assert_eq!(it.debt_ns(), 5 * MS);
@@ -477,7 +507,7 @@ mod tests {
         assert_eq!(it.debt_ns(), 5 * MS);
         assert!(it.pay(step(10 * MS, 0), true));
         // In any case never more than it had.
-        it.spend(0, MS, 3.0);
+        it.spend(0, ran(MS, 3.0));
         it.pay(step(0, 3 * MS), true);
         assert_eq!(it.debt_ns(), 4 * MS);
     }
@@ -527,7 +557,7 @@ mod tests {
         assert_eq!(limit(0, 14 * MS), Ok(Ended::Neighbours), "a row");
         assert_eq!(limit(6 * MS, u64::MAX), Ok(Ended::Neighbours), "others' debts");
         assert_eq!(limit(0, LEAST_NS - 1), Err(Wait::Neighbours));
-        it.spend(0, 13 * MS, 1.0);
+        it.spend(0, ran(13 * MS, 1.0));
         // Its budget had less than the row when it began, whatever has come in since.
         let allowance = it.allowance(0, Claim::Bytes, (0, false), 10 * MS);
         assert_eq!(allowance, Ok(Allowance { cpu_ns: 2 * MS, limit: Ended::Budget }));

@@ -33,6 +33,9 @@ pub(crate) struct Boost {
     pub(crate) seen_ns: u64,
     pub(crate) looked_at: u64,
     pub(crate) awake_at: u64,
+    /// Time for which its threads ran or waited for a core, as far as their states tell.
+    /// `schedstat` counts a wait when it is over, also one that began before.
+    runnable_ns: u64,
     /// CPU time of its threads at the beginning.
     used_before: u64,
 }
@@ -249,6 +252,7 @@ impl Vm {
             seen_ns: 0,
             looked_at: now,
             awake_at: now,
+            runnable_ns: 0,
             used_before: self.used_and_waited().0,
         });
         Ok(())
@@ -268,6 +272,7 @@ impl Vm {
         // A thread of a real-time class that is runnable runs. Others may wait.
         let span = now.saturating_sub(boost.looked_at) * u64::try_from(runnable).unwrap_or(1);
         boost.looked_at = now;
+        boost.runnable_ns += span;
         boost.seen_ns = match used {
             Some(used) => used.saturating_sub(boost.used_before),
             None => boost.seen_ns + span,
@@ -294,6 +299,8 @@ impl Vm {
         n: f64,
     ) -> Result<u64, String> {
         let Some(boost) = self.boost.take() else { return Ok(0) };
+        let runnable = u64::try_from(self.runnable()).unwrap_or(1);
+        let runnable_ns = boost.runnable_ns + now.saturating_sub(boost.looked_at) * runnable;
         let owes = |vm: &Self| vm.account.as_ref().is_some_and(|it| it.debt_ns() > 0);
         let owed = owes(self);
         let mut result = self.set(journal, if owed { Mode::Paying } else { Mode::Normal });
@@ -301,8 +308,9 @@ impl Vm {
         let used = self.used_and_waited().0;
         self.paying = (now, used);
         let used = used.saturating_sub(boost.used_before);
+        let wall_ns = runnable_ns.max(used);
         if let Some(account) = &mut self.account {
-            account.spend(now, used, n);
+            account.spend(now, Step { wall_ns, cpu_ns: used, n, own: 1.0 });
             account.end(now, ended, boost.is_served());
         }
         if !owed && owes(self) && ended != Ended::TakenBack {
@@ -317,6 +325,12 @@ impl Vm {
         let (wall_ns, cpu_ns) =
             (now.saturating_sub(since), self.used_and_waited().0.saturating_sub(before));
         Step { wall_ns, cpu_ns, n, own: self.demand.wanted() }
+    }
+
+    /// When it will be even, with `n` competitors.
+    pub(crate) fn even_at(&self, n: f64) -> u64 {
+        let account = self.account.as_ref();
+        self.paying.0 + account.map_or(0, |it| it.payment_ns(n, self.demand.wanted()))
     }
 
     /// It has paid that, and may be even.
@@ -388,6 +402,7 @@ mod tests {
             seen_ns,
             looked_at: 0,
             awake_at: 0,
+            runnable_ns: 0,
             used_before: 0,
         };
         let mut it = boost(Claim::Bytes, 2 * MS);

@@ -297,14 +297,15 @@ fn shares(cgroups: &[&Cgroup; 4], means: &str) -> [[f64; 3]; 2] {
 
 #[test]
 #[ignore = "root, cgroups"]
-fn bst_02_over_seconds_everybody_has_what_he_would_have_without_boosts() {
+fn bst_02_over_seconds_a_boosted_vm_has_no_more_than_its_share() {
     let one = Cgroup::new(Some(400_000));
     let own = [(); 4].map(|()| Cgroup::new(None));
     for (cgroups, means) in [([&one; 4], "nice"), (own.each_ref(), "weight")] {
         let [without, with] = shares(&cgroups, means);
-        // Less than it would have where the machine's other work changes all the time.
+        // It may be less where the machine's other work changes all the time.
         let more = with[0] - without[0];
-        assert!((-4.0..1.5).contains(&more), "{means}: {without:.2?}, with boost {with:.2?}");
+        assert!(more < 2.5, "{means}: {without:.2?}, with boost {with:.2?}");
+        assert!(with[0] > 10.0, "{means}: {without:.2?}, with boost {with:.2?}");
     }
 }
 

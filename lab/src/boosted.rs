@@ -130,8 +130,8 @@ fn judge(all: &[Seen; BOOSTED.len()], times: &Times) -> bool {
         let [p50, p99] = [500, 990].map(|at| percentile(&neighbours, at).unwrap_or_default());
         let windows = seen.losses[0].len();
         println!(
-            "{count} VMs boosted all the time: shares {shares:.1?} %; losses of the second and third \
-             in {windows} windows of a second: p50 {p50:.1} %, p99 {p99:.1} %"
+            "{count} VMs boosted all the time: shares {shares:.1?} %; losses of the second and \
+             third in {windows} windows of a second: p50 {p50:.1} %, p99 {p99:.1} %"
         );
         if count > 0 {
             let off = shares.iter().zip(without).map(|(with, without)| (with - without).abs());
