@@ -254,7 +254,7 @@ impl Engine<'_> {
     ) -> Result<Verdict, DropReason> {
         let packet = parse(frame)?;
         self.networks.of_mut(port).learn(now, port, packet.eth.vlan, packet.eth.src);
-        match self.egress(now, port, packet.eth.vlan, packet.eth.dst)? {
+        match self.way_of(now, port, &packet)? {
             Some(out) => self.process_toward(now, out, hdr, frame, &packet),
             None => Ok(Verdict::Flood),
         }
@@ -309,7 +309,7 @@ impl Engine<'_> {
         } else {
             self.on_other_from_guest(now, port, frame, packet);
         }
-        let Some(out) = self.egress(now, port, packet.eth.vlan, packet.eth.dst)? else {
+        let Some(out) = self.way_of(now, port, packet)? else {
             return Ok(Verdict::Flood);
         };
         let packet_len = frame.len() - usize::from(packet.eth.len);
@@ -368,6 +368,36 @@ impl Engine<'_> {
     fn flow_in_path(&mut self, now: Instant, key: &HashedKey) -> Option<FlowId> {
         let (id, _, flow) = self.flows.lookup_hashed(key)?;
         (!flow.on_passing(now)).then_some(id)
+    }
+
+    /// Where a frame goes; `None` is everywhere.
+    fn way_of(
+        &mut self,
+        now: Instant,
+        ingress: PortId,
+        packet: &Packet,
+    ) -> Result<Option<PortId>, DropReason> {
+        let out = self.egress(now, ingress, packet.eth.vlan, packet.eth.dst)?;
+        Ok(out.or_else(|| self.port_of_silent_station(ingress, packet)))
+    }
+
+    /// The switch has forgotten the station to which this goes, for it was silent for long. But a
+    /// flow of it is in the path: the port behind which it was.
+    #[cold]
+    #[inline(never)]
+    fn port_of_silent_station(&mut self, ingress: PortId, packet: &Packet) -> Option<PortId> {
+        let (ip, tcp) = packet.tcp()?;
+        let (vlan, dst) = (Some(packet.eth.vlan), packet.eth.dst);
+        let frame = FloodedFrame { is_group: is_group(&dst), vlan };
+        let ports = (0..).map(PortId).take(self.ports.len());
+        ports.filter(|_| !frame.is_group).find(|out| {
+            let may_be = self.vm(*out).is_some() && self.is_flooded(ingress, *out, frame);
+            may_be && {
+                let key = FlowKey::from_net(out.0, &packet.eth, ip, tcp);
+                let flow = self.flows.lookup(&key).and_then(|id| self.flows.get(id));
+                flow.is_some_and(|flow| flow.is_live() && flow.is_of(dst))
+            }
+        })
     }
 
     /// Where the switch sends a frame; `None` is everywhere.

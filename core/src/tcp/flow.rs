@@ -317,6 +317,11 @@ impl Flow {
         self.holds_nothing() || (late && given && self.owes_nothing())
     }
 
+    /// G's newest frame came from this MAC.
+    pub(crate) fn is_of(&self, mac: [u8; 6]) -> bool {
+        self.template.l2_to_guest().starts_with(&mac)
+    }
+
     /// The flow may be taken out of the path without anyone noticing.
     #[must_use]
     pub fn quiescent(&self) -> bool {

@@ -45,6 +45,8 @@ pub struct Setup {
     pub guest_is_client: bool,
     /// R is a VM of the same engine, with ack offload of its own (COM-32).
     pub remote_is_vm: bool,
+    /// G is a station behind a trusted guest, which has another MAC.
+    pub is_station: bool,
     /// Ack offload wanted.
     pub offload: bool,
     /// Which connections end in the guest.
@@ -87,6 +89,7 @@ impl Setup {
             vlan: Vec::new(),
             guest_is_client: false,
             remote_is_vm: false,
+            is_station: false,
             offload: true,
             local: Local::Auto,
             floods: false,
@@ -144,12 +147,13 @@ impl Setup {
     }
 
     /// The engine's view of a guest port.
-    pub fn guest_config(&self, mac: [u8; 6]) -> GuestConfig {
+    pub fn guest_config(&self, mut mac: [u8; 6]) -> GuestConfig {
+        mac[5] ^= if self.is_station { 0x80 } else { 0 };
         GuestConfig {
             mac: Some(mac),
             ips: None,
             isolated: false,
-            trusted: false,
+            trusted: self.is_station,
             vlans: Vlans::Any,
             ack_offload: self.offload,
             local: self.local,

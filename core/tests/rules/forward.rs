@@ -424,3 +424,24 @@ fn fwd_04_without_a_loss_nothing_is_remembered() {
     assert!(flow(&w, |f| !f.stats().has_losses));
     assert_eq!((way.dropped, way.copies), (0, 0));
 }
+
+/// The switch forgets a station behind a trusted guest that is silent for five minutes, and frames
+/// for it are flooded; they went past its flow.
+#[test]
+fn fwd_01_a_station_that_was_silent_keeps_its_flow() {
+    let local = Local::Always;
+    let setup = Setup { is_station: true, guest_is_client: true, local, ..Setup::new() };
+    let (w, r, g) = setup.established();
+    warms_up(&r, &g);
+    r.sends("1001:2001");
+    r.gets("1 ack 2001");
+    g.gets("1001:2001");
+    g.sends("ack 2001");
+    for at in [2001, 3001] {
+        w.after_ms(301_000);
+        r.sends(&format!("{at}:{}", at + 1000));
+        r.gets_last(&format!("1 ack {}", at + 1000));
+        g.gets_last(&format!("{at}:{}", at + 1000));
+        g.sends(&format!("ack {}", at + 1000));
+    }
+}
