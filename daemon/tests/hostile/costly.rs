@@ -14,7 +14,7 @@ use crate::street::Street;
 use crate::times::{Times, at_fixed_times, judge_beside};
 
 /// The time that the worker has had on a core so far.
-fn worked(host: &Host) -> Duration {
+pub(crate) fn worked(host: &Host) -> Duration {
     let pid = host.pid();
     let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/schedstat")).unwrap();
     let ns = stat.split(' ').next().unwrap().parse().unwrap();

@@ -17,6 +17,7 @@ mod crowded;
 #[path = "../vhost_user/driver.rs"]
 mod driver;
 mod drowned;
+mod echoes;
 #[allow(dead_code)]
 #[path = "../daemon/guest.rs"]
 mod guest;
