@@ -2,13 +2,11 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
 use nightporter_core::engine::{AddPortError, Engine};
 use nightporter_core::port::{PortConfig, PortId};
 use nightporter_registry::Registry;
 
-use crate::broker::Broker;
 use crate::change::{Prepared, Preparer, Running, Step};
 use crate::control::{self, Control, ControlServer};
 use crate::desk::{Desk, LinkWatch};
@@ -31,16 +29,11 @@ impl Daemon {
     /// A daemon without ports. Errors: the system has no epoll or no timer for it.
     pub fn new(config: &WorkerConfig, engine: Engine<'static>) -> io::Result<Self> {
         let worker = Worker::new(config, engine)?;
-        Ok(Self { worker, desk: Desk::new(monotonic_now()), control: None })
+        Ok(Self { worker, desk: Desk::new(), control: None })
     }
 
     pub(crate) fn set_links(&mut self, links: LinkWatch) -> io::Result<()> {
         self.desk.set_links(&self.worker.epoll, links)
-    }
-
-    /// Sets the process that opens uplinks.
-    pub(crate) fn set_broker(&mut self, broker: Arc<Broker>) -> io::Result<()> {
-        self.desk.set_broker(&self.worker.epoll, broker)
     }
 
     /// Serves operators from now on, in turns of the control that it returns. For tests. Errors:

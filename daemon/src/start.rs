@@ -86,7 +86,6 @@ fn start(
     let mut problems = Vec::new();
     let mut check = |result: Result<(), StartError>| problems.extend(result.err());
     check(watch_links(&mut daemon));
-    check(daemon.set_broker(Arc::clone(&sandbox.broker)).map_err(|e| error(e, "report this")));
     let operators = open_control(settings);
     check(operators.as_ref().map(drop).map_err(Clone::clone));
     check(open_booster(&mut daemon, config));
@@ -97,8 +96,13 @@ fn start(
     check(owners.clone().map(drop)); // without them every VM is our own user's, and nothing starts
     let first = Prepared::first(config, owners.unwrap_or_default(), arena.size);
     let running = open_ports(&mut daemon, first, &openings, &mut check);
-    let endpoints =
-        Endpoints { signals: Some(signals), supervisor, operators: operators.ok(), metrics: None };
+    let endpoints = Endpoints {
+        signals: Some(signals),
+        supervisor,
+        broker: Some(Arc::clone(&sandbox.broker)),
+        operators: operators.ok(),
+        metrics: None,
+    };
     check(start_control(&mut daemon, endpoints, settings));
     check(find_each_other(&mut daemon, config, sandbox));
     check(open_doors(&mut daemon, sandbox));

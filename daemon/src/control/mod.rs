@@ -19,15 +19,21 @@ use nightporter_api::{Reply, Status};
 use nightporter_core::time::Instant;
 use nightporter_registry::mail::Bell;
 use nix::errno::Errno;
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollTimeout};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
+use crate::broker::Broker;
+use crate::log;
+use crate::refused;
 use crate::resting::Resting;
 use crate::supervisor::Supervisor;
 use crate::timer::monotonic_now;
 use crate::token::{Token, watch_for};
-use crate::worker::orders::{Client, ControlMail, Order, Report, WorkerMail, worker_mail};
+use crate::watchdog;
+use crate::worker::orders::{
+    Client, ControlMail, Order, Report, WorkerMail, WorkerStatus, worker_mail,
+};
 use conn::Allowance;
 pub(crate) use metrics::MetricsServer;
 pub use metrics::is_metrics_request;
@@ -45,6 +51,8 @@ pub(crate) struct Endpoints {
     pub(crate) signals: Option<SignalFd>,
     /// Is told of a stop.
     pub(crate) supervisor: Option<Arc<Supervisor>>,
+    /// The process that opens uplinks.
+    pub(crate) broker: Option<Arc<Broker>>,
     pub(crate) operators: Option<ControlServer>,
     pub(crate) metrics: Option<MetricsServer>,
 }
@@ -55,8 +63,10 @@ pub struct Control {
     epoll: Epoll,
     mail: ControlMail,
     endpoints: Endpoints,
+    started: Instant,
     /// The daemon was told to stop.
     stops: bool,
+    broker_ended: bool,
     /// Listeners that do not accept for now.
     resting: Resting<Token>,
     /// A status for scrapes was ordered, and is not there yet.
@@ -88,6 +98,10 @@ impl Control {
         if let Some(signals) = &endpoints.signals {
             watch_for(&epoll, signals, Token::Signal)?;
         }
+        if let Some(broker) = &endpoints.broker {
+            // A hang-up is always reported.
+            epoll.add(broker.end(), EpollEvent::new(EpollFlags::empty(), Token::Broker.pack()))?;
+        }
         if let Some(operators) = &endpoints.operators {
             watch_for(&epoll, &operators.fd(), Token::ControlListener)?;
         }
@@ -95,8 +109,17 @@ impl Control {
             watch_for(&epoll, &metrics.fd(), Token::MetricsListener)?;
         }
         let (resting, writes) = (Resting::new(), Allowance::default());
-        let (stops, ordered) = (false, false);
-        let new = Self { epoll, mail, endpoints, stops, resting, ordered, writes };
+        let new = Self {
+            epoll,
+            mail,
+            endpoints,
+            started: monotonic_now(),
+            stops: false,
+            broker_ended: false,
+            resting,
+            ordered: false,
+            writes,
+        };
         Ok((new, worker))
     }
 
@@ -143,6 +166,7 @@ impl Control {
                     }
                 }
                 Token::Signal => self.handle_signal(),
+                Token::Broker => self.handle_end_of_broker(),
                 Token::ControlListener => self.handle_listener(now),
                 Token::Control(place) => self.handle_client(place),
                 Token::MetricsListener => self.handle_metrics_listener(now),
@@ -176,7 +200,7 @@ impl Control {
                 Err(_) => return false,
                 Ok(None) => return true,
                 Ok(Some(Report::Status { status, clients, for_scrapes })) => {
-                    self.handle_status(now, *status, clients, for_scrapes);
+                    self.handle_status(now, status, clients, for_scrapes);
                 }
                 Ok(Some(Report::Reply(client, reply))) => {
                     self.answer(client, Arc::new(line(&reply)), reply == Reply::Stream {});
@@ -203,13 +227,11 @@ impl Control {
     fn handle_status(
         &mut self,
         now: Instant,
-        mut status: Status,
+        status: WorkerStatus,
         clients: Vec<Client>,
         for_scrapes: bool,
     ) {
-        // One that was removed and added meanwhile was seen twice.
-        let mut names = BTreeSet::new();
-        status.ports.retain(|port| names.insert(port.name.clone()));
+        let status = self.whole(now, status);
         if for_scrapes && let Some(metrics) = &mut self.endpoints.metrics {
             self.ordered = false;
             match catch_unwind(|| scrape(&status)) {
@@ -234,12 +256,44 @@ impl Control {
         }
     }
 
+    /// The worker's part of a status, and that of the process.
+    fn whole(&self, now: Instant, status: WorkerStatus) -> Status {
+        let WorkerStatus { mut ports, fabric, registry, is_stopping } = status;
+        // One that was removed and added meanwhile was seen twice.
+        let mut names = BTreeSet::new();
+        ports.retain(|port| names.insert(port.name.clone()));
+        Status {
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            uptime_s: now.since(self.started).as_millis() / 1000,
+            stopping: is_stopping,
+            log_lines_lost: log::lines_lost(),
+            stalls: watchdog::stalls(),
+            refused_calls: refused::count(),
+            broker_ended: self.broker_ended,
+            fabric: fabric.map(Box::new),
+            registry: registry.into(),
+            ports,
+        }
+    }
+
     /// Answers a client that was held, and goes on with it: it may have asked for more.
     fn answer(&mut self, client: Client, text: Arc<Vec<u8>>, streams: bool) {
         let operators = self.endpoints.operators.as_mut();
         if let Some(place) = operators.and_then(|it| it.release(client, text, streams)) {
             self.handle_client(place);
         }
+    }
+
+    fn handle_end_of_broker(&mut self) {
+        if let Some(broker) = &self.endpoints.broker {
+            let _ = self.epoll.delete(broker.end());
+        }
+        self.broker_ended = true;
+        tracing::error!(
+            "the process that opens uplinks has ended; open uplinks go on\n    \
+             fix: restart nightporterd before an uplink is added or opened again"
+        );
     }
 
     /// SIGTERM and SIGINT stop gracefully the first time, and at once the second time.

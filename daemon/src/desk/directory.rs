@@ -649,7 +649,7 @@ mod tests {
                 path.add_port(START, &epoll, port, config).unwrap();
             }
             let notes = Notes { list: Arc::default(), bell: Bell::new().unwrap() };
-            let mut desk = Desk::new(START);
+            let mut desk = Desk::new();
             let mut directory = Directory::new(Box::new(notes.clone()));
             directory.tell(START, &config, &mut path);
             desk.directory = Some(directory);

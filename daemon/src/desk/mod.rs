@@ -17,14 +17,12 @@ mod report;
 mod survey;
 
 use std::io;
-use std::sync::Arc;
 
 use nightporter_api::Change;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_registry::Registry;
-use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+use nix::sys::epoll::Epoll;
 
-use crate::broker::Broker;
 use crate::token::{Token, watch_for};
 use crate::worker::Others;
 use crate::worker::data_path::DataPath;
@@ -53,11 +51,7 @@ struct Stop {
 #[derive(Debug)]
 pub(crate) struct Desk {
     drain_timeout: Duration,
-    started: Instant,
     links: Option<LinkWatch>,
-    /// `None`: uplinks are not opened.
-    broker: Option<Arc<Broker>>,
-    broker_ended: bool,
     /// To and from control. `None`: there are no operators.
     mail: Option<WorkerMail>,
     control_ended: bool,
@@ -72,13 +66,10 @@ pub(crate) struct Desk {
 
 impl Desk {
     /// Without clients. A stop does not wait for guests.
-    pub(crate) fn new(now: Instant) -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             drain_timeout: Duration::ZERO,
-            started: now,
             links: None,
-            broker: None,
-            broker_ended: false,
             mail: None,
             control_ended: false,
             survey: Survey::default(),
@@ -114,14 +105,6 @@ impl Desk {
         Ok(())
     }
 
-    /// Sets the process that opens uplinks.
-    pub(crate) fn set_broker(&mut self, epoll: &Epoll, broker: Arc<Broker>) -> io::Result<()> {
-        // A hang-up is always reported.
-        epoll.add(broker.end(), EpollEvent::new(EpollFlags::empty(), Token::Broker.pack()))?;
-        self.broker = Some(broker);
-        Ok(())
-    }
-
     /// Takes orders of control from now on.
     pub(crate) fn set_mail(&mut self, epoll: &Epoll, mail: WorkerMail) -> io::Result<()> {
         watch_for(epoll, &mail.fd(), Token::Mail)?;
@@ -150,17 +133,6 @@ impl Desk {
         if let Some(mail) = &mut self.mail {
             mail.report(report);
         }
-    }
-
-    fn handle_end_of_broker(&mut self, epoll: &Epoll) {
-        if let Some(broker) = &self.broker {
-            let _ = epoll.delete(broker.end());
-        }
-        self.broker_ended = true;
-        tracing::error!(
-            "the process that opens uplinks has ended; open uplinks go on\n    \
-             fix: restart nightporterd before an uplink is added or opened again"
-        );
     }
 
     /// Takes control's orders.
@@ -215,7 +187,6 @@ impl Others for Desk {
     fn handle_event(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath, token: Token) {
         match token {
             Token::Links => self.handle_links(now, path),
-            Token::Broker => self.handle_end_of_broker(epoll),
             Token::Changes => self.handle_prepared(path),
             Token::Opener => self.handle_opened(now, epoll, path),
             Token::Mail => self.handle_orders(now, path),

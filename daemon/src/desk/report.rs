@@ -2,9 +2,7 @@
 
 use std::net::SocketAddr;
 
-use nightporter_api::{
-    FabricStatus, FlowInfo, FlowPage, PortStatus, SendInfo, StandingFlow, Status, VmStatus,
-};
+use nightporter_api::{FlowInfo, FlowPage, PortStatus, SendInfo, StandingFlow, VmStatus};
 use nightporter_core::counters::VmCounters;
 use nightporter_core::drops::DropReason;
 use nightporter_core::engine::Direction;
@@ -16,12 +14,7 @@ use nightporter_core::tcp::flow::{Flow, State, Why};
 use nightporter_core::tcp::stats::FloodStats;
 use nightporter_core::time::{Duration, Instant};
 
-use super::Desk;
 use super::census::FlowSums;
-use super::directory::Directory;
-use crate::log;
-use crate::refused;
-use crate::watchdog;
 use crate::worker::data_path::DataPath;
 use crate::worker::ports::NamedPort;
 
@@ -33,30 +26,6 @@ const PLACES_PER_PAGE: usize = 1024;
 const STANDS_AFTER: Duration = Duration::from_secs(10);
 /// Most connections that are named when a stop is over.
 const NAMED_MAX: usize = 32;
-
-impl Desk {
-    /// Further information about these ports.
-    pub(super) fn status(
-        &self,
-        now: Instant,
-        ports: Vec<PortStatus>,
-        fabric: Option<FabricStatus>,
-    ) -> Status {
-        Status {
-            version: env!("CARGO_PKG_VERSION").into(),
-            pid: std::process::id(),
-            uptime_s: now.since(self.started).as_millis() / 1000,
-            stopping: self.stop.is_some(),
-            log_lines_lost: log::lines_lost(),
-            stalls: watchdog::stalls(),
-            refused_calls: refused::count(),
-            broker_ended: self.broker_ended,
-            fabric: fabric.map(Box::new),
-            registry: self.directory.as_ref().map(Directory::status).unwrap_or_default().into(),
-            ports,
-        }
-    }
-}
 
 impl DataPath {
     pub(crate) fn port_status(

@@ -12,9 +12,10 @@ use nightporter_core::time::Instant;
 
 use super::Desk;
 use super::census::Census;
+use super::directory::Directory;
 use crate::port::Port;
 use crate::worker::data_path::DataPath;
-use crate::worker::orders::{Client, Report};
+use crate::worker::orders::{Client, Report, WorkerStatus};
 
 /// Ports that are looked at after one turn, of some 10 us each.
 pub(crate) const PORTS_PER_TURN: usize = 8;
@@ -105,7 +106,9 @@ impl Desk {
             self.survey.stage = Stage::Looking(to, rows);
             return;
         }
-        let status = Box::new(self.status(now, rows, path.toe.fabric_status()));
+        let registry = self.directory.as_ref().map(Directory::status).unwrap_or_default();
+        let (fabric, is_stopping) = (path.toe.fabric_status(), self.stop.is_some());
+        let status = WorkerStatus { ports: rows, fabric, registry, is_stopping };
         let clients = std::mem::take(&mut self.survey.waiting);
         let for_scrapes = std::mem::take(&mut self.survey.for_scrapes);
         self.report(Report::Status { status, clients, for_scrapes });

@@ -157,13 +157,11 @@ impl Worker {
             Token::Ucx => {} // in the turn that follows
             Token::BoosterListener => path.booster.accept(epoll),
             Token::Booster => path.booster.hear(epoll),
-            Token::Links
-            | Token::Broker
-            | Token::Changes
-            | Token::Opener
-            | Token::Mail
-            | Token::Registry => others.handle_event(now, epoll, path, token),
+            Token::Links | Token::Changes | Token::Opener | Token::Mail | Token::Registry => {
+                others.handle_event(now, epoll, path, token)
+            }
             Token::Signal
+            | Token::Broker
             | Token::ControlListener
             | Token::Control(_)
             | Token::MetricsListener

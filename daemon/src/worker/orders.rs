@@ -5,7 +5,7 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use nightporter_api::{Reply, Request, Status};
+use nightporter_api::{FabricStatus, PortStatus, RegistryStatus, Reply, Request};
 use nightporter_core::time::Duration;
 use nightporter_registry::mail::{Bell, Gone, Inbox, Outbox, mail};
 
@@ -35,7 +35,7 @@ pub(crate) enum Order {
 #[derive(Debug)]
 pub(crate) enum Report {
     /// The status that these operators have asked for, and that scrapes wait for or not.
-    Status { status: Box<Status>, clients: Vec<Client>, for_scrapes: bool },
+    Status { status: WorkerStatus, clients: Vec<Client>, for_scrapes: bool },
     /// The answer to the client's request.
     Reply(Client, Reply),
     /// A piece of the client's stream.
@@ -44,6 +44,16 @@ pub(crate) enum Report {
     End(Client),
     /// A stop has begun, and takes at most so long.
     Draining(Duration),
+}
+
+/// The worker's part of a status.
+#[derive(Debug)]
+pub(crate) struct WorkerStatus {
+    pub(crate) ports: Vec<PortStatus>,
+    /// Sockets over the host's own network, if there are any.
+    pub(crate) fabric: Option<FabricStatus>,
+    pub(crate) registry: RegistryStatus,
+    pub(crate) is_stopping: bool,
 }
 
 /// The subject of an order or report. There is one word at a time about each, or the later one is
