@@ -34,6 +34,7 @@ mod resting;
 pub mod sandbox;
 mod sleeps;
 pub mod spans;
+mod spare;
 mod start;
 mod supervisor;
 #[allow(unsafe_code)]

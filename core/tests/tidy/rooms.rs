@@ -62,6 +62,7 @@ const HOUSES: &[House] = &[
                     "resting",
                     "sleeps",
                     "spans",
+                    "spare",
                     "supervisor",
                     "sys",
                     "tap_address",

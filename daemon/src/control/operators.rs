@@ -12,6 +12,7 @@ use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollEvent};
 
 use super::conn::{ACCEPTS_PER_TURN, Allowance, Clients, Conn};
+use crate::spare;
 use crate::token::Token;
 use crate::vhost::listener::{Access, ListenError, Listener};
 use crate::worker::orders::Client;
@@ -69,19 +70,21 @@ impl ControlServer {
 
     /// Accepts waiting clients. Errors: a client still waits, and cannot be accepted.
     pub(super) fn handle_listener(&mut self, epoll: &Epoll) -> io::Result<()> {
+        let mut held = None;
         for _ in 0..ACCEPTS_PER_TURN {
             let stream = match self.listener.accept() {
                 Ok(Some(stream)) => stream,
                 Ok(None) => break,
-                Err(_) if self.reserve.take().is_some() => continue,
-                // The one unused for longest makes room.
-                Err(error) => match self.clients.remove_idlest() {
-                    Some(place) => {
-                        self.gone.extend(self.known.remove(&place));
+                Err(error) => {
+                    held.get_or_insert_with(spare::hold);
+                    if self.reserve.take().is_some() {
                         continue;
                     }
-                    None => return Err(error),
-                },
+                    // The one unused for longest makes room.
+                    let Some(place) = self.clients.remove_idlest() else { return Err(error) };
+                    self.gone.extend(self.known.remove(&place));
+                    continue;
+                }
             };
             if stream.set_nonblocking(true).is_err() {
                 continue;
@@ -96,6 +99,7 @@ impl ControlServer {
                 epoll.add(c.conn.fd(), event)
             });
             if added != Some(Ok(())) {
+                held = None;
                 self.close(place);
             }
         }
@@ -216,6 +220,7 @@ impl ControlServer {
     }
 
     pub(super) fn close(&mut self, place: u16) {
+        let _held = self.reserve.is_none().then(spare::hold);
         self.clients.remove(place);
         self.gone.extend(self.known.remove(&place));
         if self.reserve.is_none() {

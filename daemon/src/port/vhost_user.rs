@@ -36,6 +36,7 @@ use super::messages;
 use crate::charges::Share;
 use crate::faults;
 use crate::spans;
+use crate::spare;
 use crate::timer::monotonic_now;
 use crate::vhost::device::{Device, DeviceQueue};
 use crate::vhost::features::{MTU_MIN, Offer};
@@ -264,7 +265,10 @@ impl<D: Device> VhostUserPort<D> {
             if self.account.owner.is_behind() {
                 return self.rest("descriptors or memory of earlier front-ends do not close");
             }
-            let stream = match listener.accept() {
+            let Some(held) = spare::try_hold() else { return };
+            let accepted = listener.accept();
+            drop(held);
+            let stream = match accepted {
                 Ok(Some(stream)) => stream,
                 Ok(None) => return,
                 Err(error) => return self.rest(&error.to_string()),

@@ -158,7 +158,7 @@ impl Worker {
             Token::BoosterListener => path.booster.accept(epoll),
             Token::Booster => path.booster.hear(epoll),
             Token::Links | Token::Changes | Token::Opener | Token::Mail | Token::Registry => {
-                others.handle_event(now, epoll, path, token)
+                others.handle_event(now, epoll, path, token);
             }
             Token::Signal
             | Token::Broker
