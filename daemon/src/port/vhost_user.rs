@@ -265,9 +265,9 @@ impl<D: Device> VhostUserPort<D> {
             if self.account.owner.is_behind() {
                 return self.rest("descriptors or memory of earlier front-ends do not close");
             }
-            let Some(held) = spare::try_hold() else { return };
+            let Some(shared) = spare::try_share() else { return };
             let accepted = listener.accept();
-            drop(held);
+            drop(shared);
             let stream = match accepted {
                 Ok(Some(stream)) => stream,
                 Ok(None) => return,
