@@ -70,12 +70,7 @@ impl Receiver {
             // LIFE-12: late, R is shown the edge of G, as far as it is reserved.
             let late = t.on && !self.reset_waits();
             let follows = late && (t.guest_edge <= own || self.record.is_none());
-            // An ACK that waits behind a block (LIFE-13) shows R no crumbs of it meanwhile.
-            return match follows {
-                true if t.guest_una > t.ack => self.moved(t, t.guest_edge, true),
-                true => self.edge.max(t.guest_edge),
-                false => self.moved(t, own, late),
-            };
+            return if follows { self.edge.max(t.guest_edge) } else { self.moved(t, own, late) };
         }
         if self.record.is_none() {
             return self.edge.max(t.guest_edge); // what passes to G, G itself has room for
@@ -112,10 +107,13 @@ impl Receiver {
         (gain > 0 && short) || self.unit_is_free(t)
     }
 
-    /// In the late mode: G shows an edge that R has not seen (LIFE-13).
+    /// In the late mode: G shows an edge that R has not seen (LIFE-13). While an ACK waits behind a
+    /// block, each of G's makes it a crumb larger: then it has to be so by a useful amount.
     pub(crate) fn has_new_edge(&self, t: &Terms) -> bool {
         let field = self.field_for(t, self.edge_wanted(t));
-        t.ack + (field << t.scale) > self.edge
+        let useful = t.mss.min(u64::from(self.buffer_bytes) / 2);
+        let least = if t.guest_una > t.ack { useful.max(1) } else { 1 };
+        t.ack + (field << t.scale) >= self.edge + least
     }
 
     /// R sees no window because less than a field's unit is left, and by now the reservation covers
