@@ -311,18 +311,27 @@ impl Booster {
         }
     }
 
-    /// More threads of VMs want the cores of this one than there are cores.
+    /// More threads of VMs are on the cores of this one than there are cores, and not only its own.
     fn is_contested(&self, number: u16) -> bool {
         let Some(vm) = self.vms.get(&number) else { return false };
-        let there = self.vms.values().filter(|it| meet(&vm.cpus, &it.cpus));
-        let mut wanted = 0;
-        for it in there {
-            wanted += it.runnable();
+        let mut wanted = vm.runnable_on(&vm.cpus).min(vm.cpus.len());
+        for (_, it) in self.others_of(number, vm) {
+            wanted += it.runnable_on(&vm.cpus);
             if wanted > vm.cpus.len() {
                 return true;
             }
         }
         false
+    }
+
+    /// The other VMs that may run on cores of this one, and the part of their cores that these are.
+    fn others_of<'a>(&'a self, number: u16, vm: &'a Vm) -> impl Iterator<Item = (f64, &'a Vm)> {
+        self.vms.iter().filter(move |(other, _)| **other != number).filter_map(|(_, it)| {
+            let shared = it.cpus.iter().filter(|cpu| vm.cpus.contains(cpu)).count();
+            #[expect(clippy::cast_precision_loss, reason = "few cores")]
+            let part = shared as f64 / it.cpus.len().max(1) as f64;
+            (shared > 0).then_some((part, it))
+        })
     }
 
     /// Looks at boosts and payments, and now and then at everything else.
@@ -382,7 +391,7 @@ impl Booster {
         let mut all =
             Neighbours { unpaid_ns: 0, none_has_boost: true, favoured: false, seen_ns: 0 };
         let Some(vm) = self.vms.get(&number) else { return all };
-        let others = self.vms.iter().filter(|(n, it)| **n != number && meet(&vm.cpus, &it.cpus));
+        let others = self.others_of(number, vm);
         for (other, account) in others.filter_map(|(_, it)| Some((it, it.account.as_ref()?))) {
             all.none_has_boost = false;
             all.unpaid_ns += account.debt_ns();
@@ -398,8 +407,8 @@ impl Booster {
     /// How many want a core on which this VM may run, itself included.
     fn competitors(&self, number: u16) -> f64 {
         let Some(vm) = self.vms.get(&number) else { return 1.0 };
-        let there = self.vms.values().filter(|it| meet(&vm.cpus, &it.cpus));
-        competitors(vm.cpus.len(), there.map(|it| &it.demand))
+        let others = self.others_of(number, vm).map(|(part, it)| (part, &it.demand));
+        competitors(vm.cpus.len(), &vm.demand, others)
     }
 
     /// Who may be boosted, and by which means.

@@ -3,10 +3,11 @@
 //! Sans-IO: times are arguments, in nanoseconds of one monotonic clock. A VM's **tokens** are its
 //! budget. Its **debt** is the favoured CPU time that is not paid back. With `n` competitors for a
 //! core, a fair share of it is 1/n: a VM that ran for D while it was favoured had D (n-1)/n more
-//! than its share. While it pays it gets next to nothing: a wall time of D (n-1), of which its
-//! share would have been D (n-1)/n, makes it even; what it gets nevertheless is paid, too. `n` is
-//! measured: what all VMs on the core have of it and wait for, by what they have, over the last
-//! second. Without competition nobody pays, and nothing is owed.
+//! than its share. A paying VM gets next to nothing. It is even after a wall time of D (n-1), of
+//! which its share would have been D (n-1)/n. If it has CPU time meanwhile, its payment takes
+//! longer; CPU time beyond its share is added to the debt, up to [`UNPAID_MAX_NS`]. `n` is
+//! measured over the last second: [`competitors`]. Without competition nobody pays, and nothing is
+//! owed.
 
 use nightporter_api::BoostAccount;
 
@@ -200,15 +201,17 @@ impl Account {
         step.n < COMPETITION_MIN || step.paid_ns() >= signed(self.debt_ns)
     }
 
-    /// It paid for a while. What it had beyond its share meanwhile is owed, too, if it is
-    /// `contested`: threads waited for the core. `true`: it is even.
+    /// It paid for a while. If threads of other VMs waited for its cores (`contested`), CPU time
+    /// beyond its share is added to the debt, which does not grow beyond [`UNPAID_MAX_NS`] by that.
+    /// `true`: it is even.
     pub fn pay(&mut self, step: Step, contested: bool) -> bool {
         if step.n < COMPETITION_MIN {
             self.debt_ns = 0;
         } else {
             let paid = step.paid_ns();
             let paid = if contested { paid } else { paid.max(0) };
-            self.debt_ns = self.debt_ns.saturating_add_signed(paid.saturating_neg());
+            let most = self.debt_ns.max(UNPAID_MAX_NS);
+            self.debt_ns = self.debt_ns.saturating_add_signed(paid.saturating_neg()).min(most);
         }
         self.debt_ns == 0
     }
@@ -343,6 +346,12 @@ impl Demand {
         self.means[0] + self.means[1]
     }
 
+    /// Those of so many cores that it wants.
+    #[must_use]
+    pub fn wanted_of(&self, cores: usize) -> f64 {
+        self.wanted().min(count(cores))
+    }
+
     /// Cores that it has.
     #[must_use]
     pub const fn had(&self) -> f64 {
@@ -350,22 +359,42 @@ impl Demand {
     }
 }
 
-/// How many compete for each of so many cores, where these VMs want them. What the VMs want and do
-/// not have is had by each other, or by other programs: where those take half of a core, twice as
-/// many compete for the rest.
+/// How many compete for each of the `cores` of a VM whose demand is `own`. Of another VM counts the
+/// part of its cores that are among them. If threads wait, the cores have run other VMs or other
+/// programs: where those take half of a core, twice as many compete for the rest. A VM whose vCPUs
+/// wait for each other does not compete with itself: it counts as one that wants all its cores, and
+/// its share stays that of all its vCPUs.
 #[must_use]
-pub fn competitors<'a>(cores: usize, demands: impl Iterator<Item = &'a Demand>) -> f64 {
-    let sum = |(wanted, had): (f64, f64), it: &Demand| (wanted + it.wanted(), had + it.had());
-    let (wanted, had) = demands.fold((0.0, 0.0), sum);
+pub fn competitors<'a>(
+    cores: usize,
+    own: &Demand,
+    others: impl Iterator<Item = (f64, &'a Demand)>,
+) -> f64 {
+    let sum = |(wanted, had): (f64, f64), (part, it): (f64, &Demand)| {
+        (wanted + part * it.wanted(), had + part * it.had())
+    };
+    let (wanted, had) = others.fold((own.wanted(), own.had()), sum);
+    let cores = count(cores);
+    let n = if had < wanted / COMPETITORS_MAX {
+        wanted / cores // Nothing is known at first, and little where the VMs have hardly run.
+    } else {
+        // A VM that may run elsewhere, too, and does not wait has CPU time there.
+        1.0 + (wanted - had) / had.min(cores)
+    };
+    (n * (cores / own.wanted()).min(1.0)).max(1.0)
+}
+
+/// So many cores, at least 1.
+fn count(cores: usize) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "few cores")]
     let cores = cores.max(1) as f64;
-    // Nothing is known at first, and little where the VMs have hardly run.
-    let had = if had < wanted / COMPETITORS_MAX { cores } else { had.min(cores) };
-    (wanted / had).max(1.0)
+    cores
 }
 
 #[cfg(test)]
 mod tests {
+    use std::iter;
+
     use super::*;
 
     const MS: u64 = 1_000_000;
@@ -620,18 +649,66 @@ mod tests {
                     demand.note(tenth * 100 * MS, [used, tenth * 100 * MS - used], [1, 1]);
                 }
             }
-            let n = competitors(1, demands.iter());
+            let n = competitors(1, &demands[0], demands[1..].iter().map(|it| (1.0, it)));
             assert!((n - expected).abs() < 0.1, "{n}, not {expected}");
         }
         let mut idle = Demand::default();
-        assert!((competitors(1, [idle].iter()) - 1.0).abs() < 1e-9);
-        idle.note(0, [0, 0], [3, 3]);
-        let n = competitors(2, [idle].iter());
+        assert!((competitors(1, &idle, iter::empty()) - 1.0).abs() < 1e-9);
+        idle.note(0, [0, 0], [3, 2]);
+        let n = competitors(2, &idle, [(0.5, &idle)].into_iter());
         assert!((n - 1.5).abs() < 1e-9, "as long as nothing else is known: {n}");
         for tenth in 1..=100 {
             idle.note(tenth * 100 * MS, [tenth * 40 * MS, 0], [3, 1]);
         }
-        let n = competitors(1, [idle].iter());
+        let n = competitors(1, &idle, iter::empty());
         assert!((n - 1.0).abs() < 0.01, "it has all that it wants: {n}");
+    }
+
+    /// A VM that has had and waited for so many hundredths of a core for five seconds.
+    fn demand(had: u64, waited: u64) -> Demand {
+        let mut it = Demand::default();
+        for tenth in 0..=50 {
+            it.note(tenth * 100 * MS, [had, waited].map(|it| tenth * it * MS), [16, 1]);
+        }
+        it
+    }
+
+    #[test]
+    fn bst_02_a_vm_that_runs_on_other_cores_is_no_competitor() {
+        // The other one may run on all of 16 cores, has 15 of them and does not wait.
+        let n = competitors(1, &demand(100, 0), [(1.0 / 16.0, &demand(1500, 0))].into_iter());
+        assert!((n - 1.0).abs() < 0.01, "{n}");
+        // With a 16th vCPU it waits, and the VM, too: one core has two threads.
+        let n = competitors(1, &demand(50, 50), [(1.0 / 16.0, &demand(1550, 50))].into_iter());
+        assert!((1.5..2.0).contains(&n), "{n}");
+    }
+
+    #[test]
+    fn bst_02_a_vm_does_not_compete_with_itself() {
+        let n = competitors(2, &demand(200, 200), iter::empty());
+        assert!((n - 1.0).abs() < 0.01, "four vCPUs on two cores: {n}");
+        // Beside a fifth thread four have four fifths of both cores.
+        let own = demand(160, 240);
+        let n = competitors(2, &own, [(1.0, &demand(40, 60))].into_iter());
+        assert!((own.wanted_of(2) / n - 1.6).abs() < 0.01, "{n}");
+        // Favoured for 5 ms of both cores, they have 2 ms too much.
+        let mut it = account();
+        it.spend(0, ran(10 * MS, n));
+        let paid = |wall_ns| Step { wall_ns, cpu_ns: 0, n, own: own.wanted_of(2) }.paid_ns();
+        assert!((9_000_000..11_000_000).contains(&paid(1_250_000)), "{}", paid(1_250_000));
+    }
+
+    #[test]
+    fn bst_02_a_payment_does_not_make_a_debt_of_more_than_twenty_milliseconds() {
+        let mut it = account();
+        it.spend(0, ran(10 * MS, 2.0));
+        for _ in 0..1000 {
+            assert!(!it.pay(ran(MS, 2.0), true));
+        }
+        assert_eq!(it.debt_ns(), UNPAID_MAX_NS);
+        // A VM that alone has boost on its cores may owe more, and that does not grow.
+        it.spend(0, ran(20 * MS, 2.0));
+        assert!(!it.pay(ran(MS, 2.0), true));
+        assert_eq!(it.debt_ns(), 2 * UNPAID_MAX_NS);
     }
 }

@@ -92,6 +92,8 @@ pub(crate) struct Stat {
     pub(crate) nice: i32,
     pub(crate) start: u64,
     pub(crate) class: Class,
+    /// The core on which it runs, waits or last ran.
+    pub(crate) cpu: usize,
 }
 
 impl Stat {
@@ -121,6 +123,7 @@ fn parse(pid: i32, line: &str) -> io::Result<Stat> {
             nice: field(19)?.parse().ok()?,
             start: field(22)?.parse().ok()?,
             class,
+            cpu: field(39)?.parse().ok()?,
         })
     };
     stat().ok_or_else(|| io::Error::other("a line of stat has another form"))
@@ -203,11 +206,11 @@ mod tests {
     #[test]
     fn a_line_of_stat_is_read_whatever_the_name_is() {
         let line = "77 (CPU 0/) K (VM) R 1 2 3 0 -1 4194304 0 0 0 0 5 6 0 0 20 -5 3 0 4711 0 0 \
-                    0 0 0 0 0 0 0 0 0 0 0 0 0 17 1 1 2 0 0 0";
+                    0 0 0 0 0 0 0 0 0 0 0 0 0 17 3 1 2 0 0 0";
         let stat = parse(70, line).unwrap();
         assert_eq!((stat.pid, stat.tid, stat.comm.as_str()), (70, 77, "CPU 0/) K (VM"));
         assert_eq!((stat.state, stat.nice, stat.start), ('R', -5, 4711));
-        assert_eq!(stat.class, Class::round_robin(1));
+        assert_eq!((stat.class, stat.cpu), (Class::round_robin(1), 3));
         assert!(parse(70, "77 (a) R 1 2").is_err());
     }
 

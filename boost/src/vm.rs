@@ -9,7 +9,7 @@ use crate::favour::{Mode, Vcpu, Weighed, weigh};
 use crate::journal::{Journal, check_plain};
 use crate::layout::{Hierarchy, Means};
 use crate::policy::{Account, Allowance, Demand, Ended, Row, SLEEP_MAX_NS, Step, Wait};
-use crate::process::{Process, Thread};
+use crate::process::{Process, Stat, Thread};
 use crate::protocol::{Budget, Claim};
 
 /// What a VM wants its core for.
@@ -217,6 +217,17 @@ impl Vm {
         self.vcpus.iter().filter(is).count()
     }
 
+    /// How many of its threads run or wait on these cores.
+    pub(crate) fn runnable_on(&self, cpus: &[usize]) -> usize {
+        let is = |stat: &Stat| stat.is_runnable() && cpus.contains(&stat.cpu);
+        self.vcpus.iter().filter(|vcpu| vcpu.thread.stat().is_ok_and(|stat| is(&stat))).count()
+    }
+
+    /// Cores that it wants, at most all of its own.
+    fn wanted(&self) -> f64 {
+        self.demand.wanted_of(self.cpus.len())
+    }
+
     pub(crate) fn begin(
         &mut self,
         now: u64,
@@ -324,13 +335,13 @@ impl Vm {
         let (since, before) = self.paying;
         let (wall_ns, cpu_ns) =
             (now.saturating_sub(since), self.used_and_waited().0.saturating_sub(before));
-        Step { wall_ns, cpu_ns, n, own: self.demand.wanted() }
+        Step { wall_ns, cpu_ns, n, own: self.wanted() }
     }
 
     /// When it will be even, with `n` competitors.
     pub(crate) fn even_at(&self, n: f64) -> u64 {
         let account = self.account.as_ref();
-        self.paying.0 + account.map_or(0, |it| it.payment_ns(n, self.demand.wanted()))
+        self.paying.0 + account.map_or(0, |it| it.payment_ns(n, self.wanted()))
     }
 
     /// It has paid that, and may be even.
