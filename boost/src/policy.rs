@@ -174,7 +174,8 @@ impl Account {
         Ok(Allowance { cpu_ns: tokens.min(room), limit })
     }
 
-    /// It was favoured for a while: for as long as it ran and waited for a core, with `own` 1.
+    /// It was favoured for a while: for as long as it ran and waited for a core ([`favoured_ns`]),
+    /// with `own` 1.
     pub fn spend(&mut self, now: u64, step: Step) {
         self.refill(now);
         self.tokens_ns = self.tokens_ns.saturating_sub(signed(step.cpu_ns));
@@ -260,6 +261,22 @@ impl Account {
     }
 }
 
+/// Time for which favoured threads ran and waited on so many cores in `wall_ns`. By weight they may
+/// wait: `schedstat` counted `waited_ns`, also of waits that began before the boost, so that it is
+/// believed only as far as the threads' states (`runnable_ns`) agree. Threads of a VM that wait for
+/// each other do not wait for a neighbour: together they have at most all of the cores.
+#[must_use]
+pub fn favoured_ns(
+    (used_ns, waited_ns): (u64, u64),
+    runnable_ns: u64,
+    cores: usize,
+    wall_ns: u64,
+) -> u64 {
+    let waited_ns = waited_ns.min(runnable_ns.saturating_sub(used_ns));
+    let most_ns = wall_ns.saturating_mul(u64::try_from(cores).unwrap_or(1));
+    (used_ns + waited_ns).min(most_ns).max(used_ns)
+}
+
 /// Nanoseconds that are few.
 fn signed(ns: u64) -> i64 {
     i64::try_from(ns).unwrap_or(i64::MAX)
@@ -311,6 +328,7 @@ pub struct Demand {
     last: Option<(u64, [u64; 2])>,
     /// Cores that it has, and that it waits for.
     means: [f64; 2],
+    threads: f64,
 }
 
 impl Demand {
@@ -319,6 +337,7 @@ impl Demand {
     pub fn note(&mut self, now: u64, used_and_waited_ns: [u64; 2], threads: [usize; 2]) {
         #[expect(clippy::cast_precision_loss, reason = "few threads")]
         let [count, runnable] = threads.map(|threads| threads as f64);
+        self.threads = count;
         let Some((at, before)) = self.last.replace((now, used_and_waited_ns)) else {
             self.means = [0.0, runnable];
             return;
@@ -344,6 +363,12 @@ impl Demand {
     #[must_use]
     pub const fn wanted(&self) -> f64 {
         self.means[0] + self.means[1]
+    }
+
+    /// Cores that its threads can want at once: waits are counted when they are over, so that
+    /// [`Self::wanted`] may be more for a moment.
+    const fn wanted_at_once(&self) -> f64 {
+        self.wanted().min(self.threads)
     }
 
     /// Those of so many cores that it wants.
@@ -381,7 +406,7 @@ pub fn competitors<'a>(
         // A VM that may run elsewhere, too, and does not wait has CPU time there.
         1.0 + (wanted - had) / had.min(cores)
     };
-    (n * (cores / own.wanted()).min(1.0)).max(1.0)
+    (n * (cores / own.wanted_at_once()).min(1.0)).max(1.0)
 }
 
 /// So many cores, at least 1.
@@ -463,6 +488,19 @@ mod tests {
         it.spend(0, Step { wall_ns: 4 * MS, cpu_ns: 0, n: 3.0, own: 1.0 });
         assert_eq!(it.debt_ns(), 6 * MS);
         assert_eq!(it.numbers.favoured_us, 9_000);
+    }
+
+    #[test]
+    fn bst_02_only_what_the_kernel_counted_as_a_wait_is_one() {
+        // The states that are seen each millisecond have 3 ms, by chance; nothing waited.
+        assert_eq!(favoured_ns((2 * MS, 0), 3 * MS, 1, 3 * MS), 2 * MS);
+        assert_eq!(favoured_ns((2 * MS, MS / 2), 3 * MS, 1, 3 * MS), 5 * MS / 2);
+        // A wait of 20 ms that began before the boost.
+        assert_eq!(favoured_ns((2 * MS, 20 * MS), 3 * MS, 1, 3 * MS), 3 * MS);
+        // Four vCPUs on two cores wait for each other.
+        assert_eq!(favoured_ns((10 * MS, 10 * MS), 20 * MS, 2, 5 * MS), 10 * MS);
+        // Times are as old as a tick.
+        assert_eq!(favoured_ns((4 * MS, 0), MS, 1, MS), 4 * MS);
     }
 
     #[test]
@@ -696,6 +734,18 @@ mod tests {
         it.spend(0, ran(10 * MS, n));
         let paid = |wall_ns| Step { wall_ns, cpu_ns: 0, n, own: own.wanted_of(2) }.paid_ns();
         assert!((9_000_000..11_000_000).contains(&paid(1_250_000)), "{}", paid(1_250_000));
+    }
+
+    #[test]
+    fn bst_02_a_wait_that_is_counted_late_does_not_make_a_vm_compete_with_itself() {
+        let late = || {
+            let mut it = Demand::default();
+            it.note(0, [0, 0], [1, 1]);
+            it.note(1000 * MS, [300 * MS, 1200 * MS], [1, 1]);
+            it
+        };
+        let n = competitors(1, &late(), [(1.0, &late()), (1.0, &late())].into_iter());
+        assert!((n - 5.0).abs() < 0.01, "{n}");
     }
 
     #[test]

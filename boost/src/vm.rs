@@ -8,7 +8,9 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 use crate::favour::{Mode, Vcpu, Weighed, weigh};
 use crate::journal::{Journal, check_plain};
 use crate::layout::{Hierarchy, Means};
-use crate::policy::{Account, Allowance, Demand, Ended, Row, SLEEP_MAX_NS, Step, Wait};
+use crate::policy::{
+    Account, Allowance, Demand, Ended, Row, SLEEP_MAX_NS, Step, Wait, favoured_ns,
+};
 use crate::process::{Process, Stat, Thread};
 use crate::protocol::{Budget, Claim};
 
@@ -36,8 +38,9 @@ pub(crate) struct Boost {
     /// Time for which its threads ran or waited for a core, as far as their states tell.
     /// `schedstat` counts a wait when it is over, also one that began before.
     runnable_ns: u64,
-    /// CPU time of its threads at the beginning.
-    used_before: u64,
+    began_at: u64,
+    /// CPU time of its threads at the beginning, and for how long they had waited.
+    before: (u64, u64),
 }
 
 impl Boost {
@@ -264,7 +267,8 @@ impl Vm {
             looked_at: now,
             awake_at: now,
             runnable_ns: 0,
-            used_before: self.used_and_waited().0,
+            began_at: now,
+            before: self.used_and_waited(),
         });
         Ok(())
     }
@@ -285,7 +289,7 @@ impl Vm {
         boost.looked_at = now;
         boost.runnable_ns += span;
         boost.seen_ns = match used {
-            Some(used) => used.saturating_sub(boost.used_before),
+            Some(used) => used.saturating_sub(boost.before.0),
             None => boost.seen_ns + span,
         };
         if runnable > 0 {
@@ -316,10 +320,14 @@ impl Vm {
         let owed = owes(self);
         let mut result = self.set(journal, if owed { Mode::Paying } else { Mode::Normal });
         self.refresh();
-        let used = self.used_and_waited().0;
+        let (used, waited) = self.used_and_waited();
         self.paying = (now, used);
-        let used = used.saturating_sub(boost.used_before);
-        let wall_ns = runnable_ns.max(used);
+        let used = used.saturating_sub(boost.before.0);
+        // A thread of a real-time class does not wait for a neighbour.
+        let by_weight = matches!(self.means, Some(Means::Weight { .. }));
+        let waited = if by_weight { waited.saturating_sub(boost.before.1) } else { 0 };
+        let lasted = now.saturating_sub(boost.began_at);
+        let wall_ns = favoured_ns((used, waited), runnable_ns, self.cpus.len(), lasted);
         if let Some(account) = &mut self.account {
             account.spend(now, Step { wall_ns, cpu_ns: used, n, own: 1.0 });
             account.end(now, ended, boost.is_served());
@@ -414,7 +422,8 @@ mod tests {
             looked_at: 0,
             awake_at: 0,
             runnable_ns: 0,
-            used_before: 0,
+            began_at: 0,
+            before: (0, 0),
         };
         let mut it = boost(Claim::Bytes, 2 * MS);
         it.go_on(wish(Claim::Turn), Ok(budget(7 * MS)));
