@@ -302,10 +302,10 @@ fn bst_02_over_seconds_a_boosted_vm_has_no_more_than_its_share() {
     let own = [(); 4].map(|()| Cgroup::new(None));
     for (cgroups, means) in [([&one; 4], "nice"), (own.each_ref(), "weight")] {
         let [without, with] = shares(&cgroups, means);
-        // It may be less where the machine's other work changes all the time.
+        // It may be a little less where the machine's other work changes all the time.
         let more = with[0] - without[0];
         assert!(more < 2.5, "{means}: {without:.2?}, with boost {with:.2?}");
-        assert!(with[0] > 10.0, "{means}: {without:.2?}, with boost {with:.2?}");
+        assert!(more > -5.0, "{means}: {without:.2?}, with boost {with:.2?}");
     }
 }
 
