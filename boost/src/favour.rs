@@ -85,8 +85,10 @@ impl Vcpu {
     /// Where its cgroup's weight is raised, the kernel does not look whether it should run now
     /// until the next tick, which has up to 10 ms. It does so when a waiting thread's nice value is
     /// lowered (`prio_changed_fair`, kernel/sched/fair.c). At that moment the thread may have had
-    /// more than its share lately, so this is done again and again until it has run. Inside its own
-    /// cgroup it competes with the VMM's other threads at most. `first`: now it is favoured.
+    /// more than its share lately, so this is done again and again until it has run. The nice value
+    /// stays until the boost ends: for a running thread whose nice value is raised the kernel looks
+    /// at once, too, and another cgroup might get the core. Inside its own cgroup the thread
+    /// competes with the VMM's other threads at most. `first`: now it is favoured.
     /// Errors: words for the operator.
     pub(crate) fn push(&mut self, journal: &mut Journal, first: bool) -> Result<(), String> {
         let Ok(stat) = self.thread.stat() else { return Ok(()) };
