@@ -27,9 +27,6 @@ use crate::{BEAT, PRIORITY, SILENCE_MAX, WORKER_PRIORITY};
 
 /// How often a boost is looked at.
 const LOOK: Duration = Duration::from_millis(1);
-/// How often a payment is, at least and at most.
-const PAYMENT: Duration = Duration::from_millis(2);
-const PAYMENT_LEAST: Duration = Duration::from_micros(100);
 /// How often the competition for cores is measured, while somebody is favoured or pays.
 const MEASURE: Duration = Duration::from_millis(100);
 /// How often threads, cgroups and cores are looked up.
@@ -139,10 +136,7 @@ impl Booster {
                 most = most.min(LOOK);
             }
             if vm.mode == Mode::Paying {
-                // What it pays beyond its debt is lost to it.
-                let even_at = vm.even_at(self.competitors(*number));
-                let left = Duration::from_nanos(even_at.saturating_sub(now));
-                most = most.min(left.clamp(PAYMENT_LEAST, PAYMENT));
+                most = most.min(vm.next_payment(now, self.competitors(*number)));
             }
             if let Some(boost) = vm.boost {
                 let left = Duration::from_nanos(boost.wish.until.saturating_sub(now));

@@ -1,6 +1,7 @@
 //! A VM, as the booster sees it.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity};
@@ -13,6 +14,10 @@ use crate::policy::{
 };
 use crate::process::{Process, Stat, Thread};
 use crate::protocol::{Budget, Claim};
+
+/// How often a payment is looked at, at least and at most.
+const PAYMENT: Duration = Duration::from_millis(2);
+const PAYMENT_LEAST: Duration = Duration::from_micros(100);
 
 /// What a VM wants its core for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -92,6 +97,8 @@ pub(crate) struct Vm {
     pub(crate) waits: Option<Wish>,
     /// Since when it pays, and the CPU time of its threads then.
     paying: (u64, u64),
+    /// Its debt was no smaller when that was last looked at.
+    pays_nothing: bool,
 }
 
 impl Vm {
@@ -121,6 +128,7 @@ impl Vm {
             boost: None,
             waits: None,
             paying: (now, 0),
+            pays_nothing: false,
         }
     }
 
@@ -322,6 +330,7 @@ impl Vm {
         self.refresh();
         let (used, waited) = self.used_and_waited();
         self.paying = (now, used);
+        self.pays_nothing = false;
         let used = used.saturating_sub(boost.before.0);
         // A thread of a real-time class does not wait for a neighbour.
         let by_weight = matches!(self.means, Some(Means::Weight { .. }));
@@ -346,10 +355,14 @@ impl Vm {
         Step { wall_ns, cpu_ns, n, own: self.wanted() }
     }
 
-    /// When it will be even, with `n` competitors.
-    pub(crate) fn even_at(&self, n: f64) -> u64 {
+    /// How soon its payment is to be looked at: when it will be even, with `n` competitors. What it
+    /// pays beyond its debt is lost to it. A VM that pays nothing has the core, and is not even
+    /// soon.
+    pub(crate) fn next_payment(&self, now: u64, n: f64) -> Duration {
         let account = self.account.as_ref();
-        self.paying.0 + account.map_or(0, |it| it.payment_ns(n, self.wanted()))
+        let even_at = self.paying.0 + account.map_or(0, |it| it.payment_ns(n, self.wanted()));
+        let least = if self.pays_nothing { PAYMENT } else { PAYMENT_LEAST };
+        Duration::from_nanos(even_at.saturating_sub(now)).clamp(least, PAYMENT)
     }
 
     /// It has paid that, and may be even.
@@ -360,7 +373,10 @@ impl Vm {
         contested: bool,
     ) -> Result<(), String> {
         self.paying = (self.paying.0 + step.wall_ns, self.paying.1 + step.cpu_ns);
-        let even = self.account.as_mut().is_none_or(|account| account.pay(step, contested));
+        let Some(account) = &mut self.account else { return self.set(journal, Mode::Normal) };
+        let before = account.debt_ns();
+        let even = account.pay(step, contested);
+        self.pays_nothing = account.debt_ns() >= before;
         if even { self.set(journal, Mode::Normal) } else { Ok(()) }
     }
 
@@ -408,6 +424,24 @@ impl Vm {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bst_04_a_payment_that_pays_nothing_is_not_looked_at_ten_thousand_times_a_second() {
+        const MS: u64 = 1_000_000;
+        let dir = std::env::temp_dir().join(format!("nightporter-vm-{}", std::process::id()));
+        let mut journal = Journal::open(&dir).unwrap();
+        let pid = std::process::id().cast_signed();
+        let budget = Budget { cpu_us: 15_000, window_us: 90_000 };
+        let mut vm = Vm::new(0, "vm".into(), pid, Some(budget), None);
+        let step = |wall_ns, cpu_ns| Step { wall_ns, cpu_ns, n: 2.0, own: 1.0 };
+        vm.account.as_mut().unwrap().spend(0, step(MS, MS));
+        assert_eq!(vm.next_payment(0, 2.0), Duration::from_millis(1));
+        vm.pay(&mut journal, step(MS - 1000, 0), true).unwrap();
+        assert_eq!(vm.next_payment(MS - 1000, 2.0), PAYMENT_LEAST, "a microsecond is left");
+        vm.pay(&mut journal, step(MS, MS), false).unwrap();
+        assert_eq!(vm.next_payment(2 * MS - 1000, 2.0), PAYMENT, "nobody wanted the core");
+        std::fs::remove_file(dir).unwrap();
+    }
 
     #[test]
     fn bst_01_a_boost_for_bytes_that_goes_on_for_a_turn_has_no_more_than_a_turn_may_have() {
