@@ -381,23 +381,21 @@ impl Engine<'_> {
         Ok(out.or_else(|| self.port_of_silent_station(ingress, packet)))
     }
 
-    /// The switch has forgotten the station to which this goes, for it was silent for long. But a
-    /// flow of it is in the path: the port behind which it was.
+    /// The station to which this goes was silent for so long that the switch sends it everywhere.
+    /// But a flow of it is in the path: the port behind which it was heard last.
     #[cold]
     #[inline(never)]
     fn port_of_silent_station(&mut self, ingress: PortId, packet: &Packet) -> Option<PortId> {
         let (ip, tcp) = packet.tcp()?;
-        let (vlan, dst) = (Some(packet.eth.vlan), packet.eth.dst);
-        let frame = FloodedFrame { is_group: is_group(&dst), vlan };
-        let ports = (0..).map(PortId).take(self.ports.len());
-        ports.filter(|_| !frame.is_group).find(|out| {
-            let may_be = self.vm(*out).is_some() && self.is_flooded(ingress, *out, frame);
-            may_be && {
-                let key = FlowKey::from_net(out.0, &packet.eth, ip, tcp);
-                let flow = self.flows.lookup(&key).and_then(|id| self.flows.get(id));
-                flow.is_some_and(|flow| flow.is_live() && flow.is_of(dst))
-            }
-        })
+        let (vlan, dst) = (packet.eth.vlan, packet.eth.dst);
+        let out = self.networks.of(ingress).last_heard(vlan, dst)?;
+        let frame = FloodedFrame { is_group: is_group(&dst), vlan: Some(vlan) };
+        if frame.is_group || self.vm(out).is_none() || !self.is_flooded(ingress, out, frame) {
+            return None;
+        }
+        let key = FlowKey::from_net(out.0, &packet.eth, ip, tcp);
+        let flow = self.flows.lookup(&key).and_then(|id| self.flows.get(id))?;
+        (flow.is_live() && flow.is_of(dst)).then_some(out)
     }
 
     /// Where the switch sends a frame; `None` is everywhere.

@@ -3,7 +3,7 @@
 use crate::common::segment::Seen;
 use crate::common::world::{Peer, mac};
 use crate::common::{Setup, World};
-use crate::{GUEST, flow, sends_segments, warms_up};
+use crate::{GUEST, flow, from_uplink, sends_segments, warms_up};
 use nightporter_core::engine::Verdict;
 use nightporter_core::port::Local;
 use nightporter_core::port::PortId;
@@ -444,4 +444,22 @@ fn fwd_01_a_station_that_was_silent_keeps_its_flow() {
         g.gets_last(&format!("{at}:{}", at + 1000));
         g.sends(&format!("ack {}", at + 1000));
     }
+}
+
+/// It was heard behind the uplink since, so it has moved there with its connection.
+#[test]
+fn fwd_01_a_station_that_was_heard_elsewhere_is_not_where_its_flow_is() {
+    let local = Local::Always;
+    let setup = Setup { is_station: true, guest_is_client: true, local, ..Setup::new() };
+    let (w, r, g) = setup.established();
+    warms_up(&r, &g);
+    r.sends("1001:2001");
+    r.gets("1 ack 2001");
+    g.gets("1001:2001");
+    g.sends("ack 2001");
+    let announcement = [&[0xff; 6][..], &mac(1), &[0x80, 0x35], &[0; 46]].concat();
+    from_uplink(&w, &announcement);
+    w.after_ms(301_000);
+    r.sends("2001:3001");
+    r.gets_nothing();
 }
