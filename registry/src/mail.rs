@@ -112,6 +112,11 @@ impl<K: Ord + Clone, T> Outbox<K, T> {
         self.flush();
     }
 
+    /// Takes back the word about `key`, if the other side had no room for it yet.
+    pub fn take_back(&mut self, key: &K) -> Option<T> {
+        self.waiting.remove(key)
+    }
+
     /// Hands over what waits, as much as there is room for. To be called when the own bell rings.
     pub fn flush(&mut self) {
         let (mut rang, mut told) = (false, false);

@@ -201,12 +201,8 @@ impl<C> Clients<C> {
         Some(place)
     }
 
-    /// Puts a client into a free place, or into that of the one unused for longest.
-    pub(crate) fn insert(&mut self, client: C) -> u16 {
-        self.insert_beside(client, |_| false)
-    }
-
-    /// Likewise, where those at some places are left alone as long as there are others.
+    /// Puts a client into a free place, or into that of the one unused for longest. Those at some
+    /// places are left alone as long as there are others.
     pub(crate) fn insert_beside(&mut self, client: C, stays: impl Fn(u16) -> bool) -> u16 {
         self.clock += 1;
         let rank = |(place, taken): &(u16, &Option<(u64, C)>)| {
@@ -224,6 +220,11 @@ impl<C> Clients<C> {
         let (used, client) = self.places[usize::from(place)].as_mut()?;
         *used = self.clock;
         Some(client)
+    }
+
+    /// The same, and it does not.
+    pub(crate) fn get(&self, place: u16) -> Option<&C> {
+        self.places[usize::from(place)].as_ref().map(|(_, client)| client)
     }
 
     pub(crate) fn remove(&mut self, place: u16) -> Option<C> {
@@ -323,13 +324,13 @@ mod tests {
     fn the_idlest_client_makes_room_for_a_new_one() {
         let mut clients = Clients::new();
         for n in 0..CLIENTS_MAX {
-            assert_eq!(usize::from(clients.insert(n)), n);
+            assert_eq!(usize::from(clients.insert_beside(n, |_| false)), n);
         }
         clients.at(0).unwrap();
-        assert_eq!(clients.insert(99), 1);
+        assert_eq!(clients.insert_beside(99, |_| false), 1);
         clients.remove(5);
-        assert_eq!(clients.insert(100), 5);
-        assert_eq!(clients.insert(101), 2);
+        assert_eq!(clients.insert_beside(100, |_| false), 5);
+        assert_eq!(clients.insert_beside(101, |_| false), 2);
         assert_eq!(clients.remove_idlest(), Some(3));
         assert_eq!(Clients::<()>::new().remove_idlest(), None);
     }
@@ -337,7 +338,7 @@ mod tests {
     #[test]
     fn those_that_stay_make_room_last() {
         let mut clients = Clients::for_at_most(4);
-        assert_eq!([0, 1, 2, 3].map(|n| clients.insert(n)), [0, 1, 2, 3]);
+        assert_eq!([0, 1, 2, 3].map(|n| clients.insert_beside(n, |_| false)), [0, 1, 2, 3]);
         assert_eq!(clients.insert_beside(4, |place| place < 2), 2);
         assert_eq!(clients.insert_beside(5, |place| place < 3), 3);
         assert_eq!(clients.insert_beside(6, |_| true), 0);

@@ -43,6 +43,8 @@ use operators::line;
 
 /// Events taken from the kernel at a time.
 const EVENTS_MAX: usize = 64;
+/// Reports taken from the worker at a time.
+const REPORTS_PER_TURN: usize = 64;
 
 /// The ways in which others reach the daemon.
 #[derive(Debug, Default)]
@@ -193,9 +195,10 @@ impl Control {
         EpollTimeout::try_from(ms).unwrap_or(EpollTimeout::MAX)
     }
 
-    /// Takes the worker's reports. `false`: it is gone.
+    /// Takes some of the worker's reports: an answer may have the next request ready, so there may
+    /// be no last one. There is an event for the others. `false`: the worker is gone.
     fn hear(&mut self, now: Instant) -> bool {
-        loop {
+        for _ in 0..REPORTS_PER_TURN {
             match self.mail.take() {
                 Err(_) => return false,
                 Ok(None) => return true,
@@ -216,11 +219,12 @@ impl Control {
                 }
                 Ok(Some(Report::End(client))) => {
                     let operators = self.endpoints.operators.as_mut();
-                    operators.into_iter().for_each(|it| it.hang_up(client));
-                    self.tell_gone();
+                    let place = operators.and_then(|it| it.hang_up(client));
+                    place.into_iter().for_each(|place| self.finish(place));
                 }
             }
         }
+        true
     }
 
     /// Formats a status for all who wait for it. A mistake of ours in that leaves no text.
@@ -357,7 +361,7 @@ impl Control {
     /// The worker forgets operators that have gone.
     fn tell_gone(&mut self) {
         let Some(operators) = &mut self.endpoints.operators else { return };
-        operators.take_gone().into_iter().for_each(|client| self.mail.order(Order::Forget(client)));
+        operators.take_gone().into_iter().for_each(|client| self.mail.forget(client));
     }
 
     fn handle_metrics_listener(&mut self, now: Instant) {

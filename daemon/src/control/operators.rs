@@ -25,7 +25,7 @@ const STREAM_PENDING_MAX: usize = 1 << 20;
 pub struct ControlServer {
     listener: Listener,
     clients: Clients<Operator>,
-    /// The clients, by their places.
+    /// The clients of whom the worker knows, for they have asked for something, by their places.
     known: BTreeMap<u16, Client>,
     /// Clients so far.
     count: Client,
@@ -38,6 +38,7 @@ pub struct ControlServer {
 
 #[derive(Debug)]
 struct Operator {
+    client: Client,
     conn: Conn<UnixStream>,
     /// After [`Reply::Stream`] it is not listened to any more.
     streaming: bool,
@@ -90,10 +91,16 @@ impl ControlServer {
                 continue;
             }
             let conn = Conn::new(stream, REQUEST_BYTES_MAX);
-            let operator = Operator { conn, streaming: false, granted: false, held: false };
-            let place = self.clients.insert(operator);
             self.count += 1;
-            self.gone.extend(self.known.insert(place, self.count));
+            let client = self.count;
+            let operator = Operator { client, conn, streaming: false, granted: false, held: false };
+            let is_served = |(place, _): &(&u16, &Client)| {
+                self.clients.get(**place).is_some_and(|it| it.held || it.streaming)
+            };
+            let served: Vec<u16> =
+                self.known.iter().filter(is_served).map(|(place, _)| *place).collect();
+            let place = self.clients.insert_beside(operator, |place| served.contains(&place));
+            self.gone.extend(self.known.remove(&place));
             let added = self.clients.at(place).map(|c| {
                 let event = EpollEvent::new(c.conn.interest(), Token::Control(place).pack());
                 epoll.add(c.conn.fd(), event)
@@ -125,8 +132,8 @@ impl ControlServer {
     /// The next request of the client at `place`, if one is complete and the last was answered. It
     /// is held until [`Self::release`], unless this is the answer.
     pub(super) fn poll_request(&mut self, place: u16) -> Option<(Client, Result<Request, Reply>)> {
-        let id = *self.known.get(&place)?;
         let client = self.clients.at(place)?;
+        let id = client.client;
         if client.streaming || client.held || client.conn.pending() > 0 {
             return None;
         }
@@ -136,6 +143,9 @@ impl ControlServer {
                 fix: "use a `nightporter` of the daemon's version".into(),
             });
             client.held = request.is_ok();
+            if client.held {
+                self.known.insert(place, id);
+            }
             return Some((id, request));
         }
         if client.conn.is_overfull() {
@@ -186,11 +196,12 @@ impl ControlServer {
         (has_room && !std::mem::replace(&mut client.granted, true)).then_some(id)
     }
 
-    /// The stream of a client is over.
-    pub(super) fn hang_up(&mut self, client: Client) {
-        if let Some(place) = self.find(client) {
-            self.close(place);
-        }
+    /// The stream of a client is over: it gets what there is of it, and its connection is closed.
+    /// Returns its place; `None` if it has gone.
+    pub(super) fn hang_up(&mut self, client: Client) -> Option<u16> {
+        let place = self.find(client)?;
+        self.clients.at(place)?.conn.close_when_flushed();
+        Some(place)
     }
 
     fn find(&self, client: Client) -> Option<u16> {

@@ -35,6 +35,8 @@ use survey::Survey;
 #[cfg(test)]
 pub(crate) use {census::FlowSums, survey::PORTS_PER_TURN};
 
+/// Orders of control that are taken between two turns.
+const ORDERS_PER_TURN: usize = 64;
 /// How often a stopping daemon looks whether it is done.
 const STOP_LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -135,14 +137,14 @@ impl Desk {
         }
     }
 
-    /// Takes control's orders.
+    /// Takes some of control's orders, of requests one. There is an event for the others.
     fn handle_orders(&mut self, now: Instant, path: &mut DataPath) {
-        loop {
+        for _ in 0..ORDERS_PER_TURN {
             match self.mail.as_mut().map(WorkerMail::take) {
                 None | Some(Ok(None)) => return,
                 Some(Ok(Some(Order::Survey))) => self.survey.ask_for_scrapes(),
                 Some(Ok(Some(Order::Request(client, request)))) => {
-                    self.handle_request(now, path, client, request);
+                    return self.handle_request(now, path, client, request);
                 }
                 Some(Ok(Some(Order::Room(client)))) => path.ports.watchers.give_room(client),
                 Some(Ok(Some(Order::Forget(client)))) => self.forget_client(path, client),

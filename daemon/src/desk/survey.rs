@@ -111,7 +111,10 @@ impl Desk {
         let status = WorkerStatus { ports: rows, fabric, registry, is_stopping };
         let clients = std::mem::take(&mut self.survey.waiting);
         let for_scrapes = std::mem::take(&mut self.survey.for_scrapes);
-        self.report(Report::Status { status, clients, for_scrapes });
+        // Those who asked may have gone.
+        if for_scrapes || !clients.is_empty() {
+            self.report(Report::Status { status, clients, for_scrapes });
+        }
         for client in std::mem::take(&mut self.survey.later) {
             self.survey.ask(client);
         }

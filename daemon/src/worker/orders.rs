@@ -151,6 +151,14 @@ impl ControlMail {
         self.0.take()
     }
 
+    /// The client has gone. The worker need not know of one whose request it never had.
+    pub(crate) fn forget(&mut self, client: Client) {
+        let _ = self.0.outbox.take_back(&Subject::Room(client));
+        if self.0.outbox.take_back(&Subject::Request(client)).is_none() {
+            self.order(Order::Forget(client));
+        }
+    }
+
     /// Posts an order.
     pub(crate) fn order(&mut self, order: Order) {
         let subject = match &order {

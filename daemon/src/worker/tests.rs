@@ -16,7 +16,7 @@ use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 
 use super::guests::ANNOUNCEMENTS_PER_TURN;
-use super::orders::worker_mail;
+use super::orders::{Order, Report, worker_mail};
 use super::*;
 use crate::arena_file::{self, ArenaFile};
 use crate::control::{Control, ControlServer, Endpoints, MetricsServer};
@@ -290,6 +290,44 @@ fn a_daemon_that_has_lost_control_ends_with_an_error() {
     drop(control);
     bell.ring();
     assert!(w.daemon.run().is_err());
+}
+
+#[test]
+fn of_many_requests_one_is_executed_between_two_turns() {
+    const CLIENTS: u64 = 5;
+    let mut w = World::new("requests", 1);
+    let (mail, mut control) = worker_mail().unwrap();
+    w.daemon.desk.set_mail(&w.daemon.worker.epoll, mail).unwrap();
+    for client in 0..CLIENTS {
+        control.order(Order::Request(client, Request::Flows { vm: None, from: 0 }));
+    }
+    for client in 0..CLIENTS {
+        w.daemon.turn_at_once().unwrap();
+        let of = |report: &Option<Report>| match report {
+            Some(Report::Reply(client, Reply::Flows(_))) => Some(*client),
+            _ => None,
+        };
+        assert_eq!(of(&control.take().unwrap()), Some(client));
+        assert!(control.take().unwrap().is_none(), "one for a turn");
+    }
+}
+
+#[test]
+fn the_worker_hears_of_nobody_whose_request_it_never_had() {
+    const MANY: u64 = 3000; // more than the mail has room for
+    let (mut mail, mut control) = worker_mail().unwrap();
+    for client in 0..MANY {
+        control.order(Order::Request(client, Request::Status {}));
+        control.forget(client);
+    }
+    let mut orders = Vec::new();
+    while let Some(order) = mail.take().unwrap() {
+        orders.push(order);
+        control.take().unwrap(); // hands over what waited
+    }
+    let asked = orders.iter().filter(|it| matches!(it, Order::Request(..))).count();
+    let gone = orders.iter().filter(|it| matches!(it, Order::Forget(_))).count();
+    assert!(asked == gone && asked < 1024, "{asked} and {gone}");
 }
 
 fn device(w: &World, name: &str) -> VhostUserConfig {
