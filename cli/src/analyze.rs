@@ -107,6 +107,7 @@ fn read(options: &Options) -> Result<Report> {
         headers: Headers::default(),
         vm: options.vm.clone(),
         ends: HashSet::new(),
+        unwatched: 0,
     };
     for place in &mut places {
         place.has_frame = place.file.read_next()?;
@@ -130,7 +131,10 @@ fn read(options: &Options) -> Result<Report> {
         bail!("no frame could be read of {}", names(&places));
     }
     let captured = places.iter().map(Place::report).collect();
-    Ok(Report::new(captured, &analysis.monitor, first, options.flow))
+    let mut report = Report::new(captured, &analysis.monitor, first, options.flow);
+    report.unwatched_segments += analysis.unwatched;
+    report.vm_is_a_guess = options.vm.is_empty() && places.len() == 1;
+    Ok(report)
 }
 
 fn names(places: &[Place]) -> String {
@@ -183,6 +187,8 @@ struct Analysis {
     vm: Vec<IpAddr>,
     /// Without `vm`: connections by one of their two names, that of segments to the guest.
     ends: HashSet<FlowKey>,
+    /// Segments of connections beyond the number that is watched, whose VM is not known.
+    unwatched: u64,
 }
 
 impl Analysis {
@@ -221,14 +227,16 @@ impl Analysis {
         if self.ends.contains(&from) {
             return Some(Way::FromGuest);
         }
+        if self.ends.len() >= MONITOR_FLOWS_MAX {
+            self.unwatched += 1;
+            return None;
+        }
         // What comes by the network's side first comes from there.
         let (way, key) = match side {
             Side::Net => (Way::ToGuest, to),
             Side::Guest => (Way::FromGuest, from),
         };
-        if self.ends.len() < MONITOR_FLOWS_MAX {
-            self.ends.insert(key);
-        }
+        self.ends.insert(key);
         Some(way)
     }
 }

@@ -26,9 +26,10 @@ pub(super) struct Report {
     pub(super) all: Streams,
     /// Segments of connections beyond the number that is watched.
     pub(super) unwatched_segments: u64,
-    /// Milliseconds in which all frames together were more than the rate of bursts, by side and
-    /// direction.
+    /// All frames of the VM, by side and direction; without an address of the VM those of TCP.
     pub(super) traffic: Vec<Traffic>,
+    /// Of one capture nobody can tell which end is the VM: see `--vm`.
+    pub(super) vm_is_a_guess: bool,
 }
 
 /// A file.
@@ -41,7 +42,7 @@ pub(super) struct Captured {
     /// When the first frame was captured, since 1970.
     pub(super) begins_s: f64,
     pub(super) lasts_s: f64,
-    /// Frames that are neither of the VM nor TCP's.
+    /// Frames that are not TCP's.
     pub(super) not_tcp: u64,
     /// Frames whose headers could not be read, by reason.
     pub(super) unread: Vec<(&'static str, u64)>,
@@ -188,7 +189,7 @@ pub(super) struct Bursts {
     pub(super) most_bytes: u64,
 }
 
-/// All frames of the VM in one direction at one side.
+/// Frames in one direction at one side.
 #[derive(Debug, Serialize)]
 pub(super) struct Traffic {
     pub(super) side: &'static str,
@@ -238,6 +239,7 @@ impl Report {
             all: Streams::new(chosen().map(|(_, flow)| flow)),
             unwatched_segments: monitor.unwatched(),
             traffic: monitor.vms().first().map(traffic).unwrap_or_default(),
+            vm_is_a_guess: false,
         }
     }
 }

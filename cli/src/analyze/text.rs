@@ -14,6 +14,9 @@ const LISTED: usize = 20;
 
 pub(super) fn write(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     report.captures.iter().try_for_each(|it| captured(out, it))?;
+    if report.vm_is_a_guess {
+        writeln!(out, "which end is the VM is a guess by the first frame of each: --vm says it")?;
+    }
     writeln!(out)?;
     match &report.connections[..] {
         [] => return writeln!(out, "no connection"),
