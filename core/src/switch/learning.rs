@@ -69,6 +69,12 @@ impl Switch {
         }
     }
 
+    /// Where a station was heard last, however long ago. Only a full table forgets that.
+    #[must_use]
+    pub fn last_heard(&self, vlan: VlanStack, mac: Mac) -> Option<PortId> {
+        self.find(mac_key(vlan_id(vlan), mac)).map(|entry| entry.port)
+    }
+
     /// A guest uses this MAC for the first time. One that was heard at another port within
     /// [`MAC_AGE`](crate::limits::MAC_AGE) is not taken from there by a frame, unless its VMM has
     /// announced it.

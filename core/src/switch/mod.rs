@@ -350,12 +350,6 @@ impl Switch {
         self.found.recall(now, mac_key(vlan_id(vlan), dst))
     }
 
-    /// Where a station was heard last, however long ago. Only a full table forgets that.
-    #[must_use]
-    pub fn last_heard(&self, vlan: VlanStack, mac: Mac) -> Option<PortId> {
-        self.find(mac_key(vlan_id(vlan), mac)).map(|entry| entry.port)
-    }
-
     /// A frame from `mac` that came in on `port` teaches nothing.
     #[inline]
     #[must_use]
