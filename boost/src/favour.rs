@@ -191,6 +191,7 @@ mod tests {
     #[test]
     fn bst_02_the_cpu_time_of_a_running_thread_is_exact_and_not_of_the_last_tick() {
         if !is_since(6, 12) {
+            eprintln!("SKIPPED: exact CPU times of running threads need Linux 6.12");
             return; // see Vm::refresh
         }
         let (tid, stops) = (AtomicI32::new(0), AtomicBool::new(false));

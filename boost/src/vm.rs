@@ -284,7 +284,7 @@ impl Vm {
     /// Looks at a boost that lasts: why it should end.
     pub(crate) fn check_boost(&mut self, now: u64, journal: &mut Journal) -> Option<Ended> {
         let runnable = self.runnable();
-        let by_weight = matches!(self.means, Some(Means::Weight { .. }));
+        let by_weight = self.is_by_weight();
         let used = by_weight.then(|| {
             self.refresh();
             let pushed = self.push(journal, false);
@@ -333,7 +333,7 @@ impl Vm {
         self.pays_nothing = false;
         let used = used.saturating_sub(boost.before.0);
         // A thread of a real-time class does not wait for a neighbour.
-        let by_weight = matches!(self.means, Some(Means::Weight { .. }));
+        let by_weight = self.is_by_weight();
         let waited = if by_weight { waited.saturating_sub(boost.before.1) } else { 0 };
         let lasted = now.saturating_sub(boost.began_at);
         let wall_ns = favoured_ns((used, waited), runnable_ns, self.cpus.len(), lasted);
@@ -398,7 +398,7 @@ impl Vm {
         if let Some(means) = &self.means {
             result = result.and(weigh(journal, means, &mut self.weighed, mode));
         }
-        let by_weight = matches!(self.means, Some(Means::Weight { .. }));
+        let by_weight = self.is_by_weight();
         for vcpu in &mut self.vcpus {
             result = result.and(if !by_weight || mode == Mode::Normal {
                 vcpu.set(journal, mode)
@@ -412,9 +412,13 @@ impl Vm {
         result
     }
 
+    const fn is_by_weight(&self) -> bool {
+        matches!(self.means, Some(Means::Weight { .. }))
+    }
+
     /// By weight: its threads that wait are to run now; see there.
     fn push(&mut self, journal: &mut Journal, first: bool) -> Result<(), String> {
-        if !matches!(self.means, Some(Means::Weight { .. })) {
+        if !self.is_by_weight() {
             return Ok(());
         }
         self.vcpus.iter_mut().try_for_each(|vcpu| vcpu.push(journal, first))

@@ -425,10 +425,8 @@ fn fwd_04_without_a_loss_nothing_is_remembered() {
     assert_eq!((way.dropped, way.copies), (0, 0));
 }
 
-/// The switch forgets a station behind a trusted guest that is silent for five minutes, and frames
-/// for it are flooded; they went past its flow.
-#[test]
-fn fwd_01_a_station_that_was_silent_keeps_its_flow() {
+/// A connection of a station behind a trusted guest, which has acknowledged 1,000 bytes.
+fn station_with_data() -> (World<'static>, Peer<'static>, Peer<'static>) {
     let local = Local::Always;
     let setup = Setup { is_station: true, guest_is_client: true, local, ..Setup::new() };
     let (w, r, g) = setup.established();
@@ -437,6 +435,14 @@ fn fwd_01_a_station_that_was_silent_keeps_its_flow() {
     r.gets("1 ack 2001");
     g.gets("1001:2001");
     g.sends("ack 2001");
+    (w, r, g)
+}
+
+/// The switch forgets a station behind a trusted guest that is silent for five minutes, and frames
+/// for it are flooded; they went past its flow.
+#[test]
+fn fwd_01_a_station_that_was_silent_keeps_its_flow() {
+    let (w, r, g) = station_with_data();
     for at in [2001, 3001] {
         w.after_ms(301_000);
         r.sends(&format!("{at}:{}", at + 1000));
@@ -449,14 +455,7 @@ fn fwd_01_a_station_that_was_silent_keeps_its_flow() {
 /// It was heard behind the uplink since, so it has moved there with its connection.
 #[test]
 fn fwd_01_a_station_that_was_heard_elsewhere_is_not_where_its_flow_is() {
-    let local = Local::Always;
-    let setup = Setup { is_station: true, guest_is_client: true, local, ..Setup::new() };
-    let (w, r, g) = setup.established();
-    warms_up(&r, &g);
-    r.sends("1001:2001");
-    r.gets("1 ack 2001");
-    g.gets("1001:2001");
-    g.sends("ack 2001");
+    let (w, r, _g) = station_with_data();
     let announcement = [&[0xff; 6][..], &mac(1), &[0x80, 0x35], &[0; 46]].concat();
     from_uplink(&w, &announcement);
     w.after_ms(301_000);
