@@ -39,7 +39,8 @@ fn a_kick_that_is_there_for_ever_does_not_keep_the_worker_busy() {
     rustix::io::write(&kick, &(1_u64 << 62).to_ne_bytes()).unwrap();
     bad.is_kicked_by(1, &kick);
     let beside = worked_for_nothing(&street);
-    assert!(beside < alone + Duration::from_millis(20), "{beside:?}, and alone {alone:?}");
+    // Without the ban all of the 300 ms; on a busy machine a wake-up takes longer, too.
+    assert!(beside < alone + Duration::from_millis(100), "{beside:?}, and alone {alone:?}");
     let none = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
     let kicks = |on| bad.is_kicked_by(1, if on { &kick } else { &none });
     judge_beside(false, kicks, || _ = street.echo());

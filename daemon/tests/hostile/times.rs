@@ -136,7 +136,7 @@ impl Echoes {
 
 /// Echoes beside an attack and alone, by turns, so that a machine that others use too is the same
 /// for both: `attack` says whether it goes on now, `echo` is one echo. Errors: as of
-/// [`Echoes::judge_all`], of a second attempt as well.
+/// [`Echoes::judge_all`], of each of [`ATTEMPTS`]: a stall of the machine is not there again.
 pub(crate) fn judge_beside(is_of_core: bool, mut attack: impl FnMut(bool), mut echo: impl FnMut()) {
     let mut once = || {
         let (mut echoes, mut rest) = (Echoes::default(), Times::default());
@@ -150,12 +150,16 @@ pub(crate) fn judge_beside(is_of_core: bool, mut attack: impl FnMut(bool), mut e
         }
         echoes.judge_all(is_of_core).map_err(|why| format!("{why}\n{}", echoes.shown()))
     };
-    let again = once().or_else(|why| {
-        eprintln!("once more: {why}");
-        once()
-    });
-    again.unwrap_or_else(|why| panic!("{why}"));
+    for _ in 1..ATTEMPTS {
+        match once() {
+            Ok(()) => return,
+            Err(why) => eprintln!("once more: {why}"),
+        }
+    }
+    once().unwrap_or_else(|why| panic!("{why}"));
 }
+
+const ATTEMPTS: usize = 3;
 
 /// Of each such round, and what an attack has left behind is worked off by these.
 const ROUNDS: usize = 4;
