@@ -26,7 +26,7 @@ HOSTILE_S ?= 3600
 export FUZZ_SECONDS ?= 60
 SIM := $(TARGET)/sim/nightporter-sim
 
-.PHONY: help setup build deb demo demo-toe hpcc compare test hostile sim sim-long mutants mutants-independent tshark tshark-guests coverage figures scale simulator fuzz bench fmt clean
+.PHONY: help setup build deb demo demo-toe hpcc compare test hostile sim sim-long mutants-independent tshark tshark-guests coverage figures scale simulator fuzz bench fmt clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,11 +82,8 @@ sim: simulator ## run SEEDS=500 simulated worlds with faults, and check every in
 sim-long: simulator ## run simulated worlds for CPU_HOURS=6 of processor time; a stopped run goes on
 	@$(SIM) long --seeds 1000000 --cpu-hours $(CPU_HOURS) --state $(TARGET)/sim/long.json
 
-mutants: simulator ## break core in one way after the other, and print the tests and seeds that notice; LIST=file adds random mutations
-	@$(SIM) mutants $(if $(LIST),--list $(LIST))
-
-mutants-independent: simulator ## break core in SAMPLE=1000 ways that cargo-mutants lists, and print what notices; SEED=n, LIMIT_S=n
-	@.ci/survey $(SAMPLE) "$(SEED)" 500 $(LIMIT_S)
+mutants-independent: simulator ## break core in SAMPLE=1000 ways that cargo-mutants lists, and print what notices; ROOM="core/src/switch core/src/turn": so many of each; SEED=n SEEDS=n LIMIT_S=n
+	@.ci/survey $(SAMPLE) "$(SEED)" $(SEEDS) $(LIMIT_S) $(ROOM)
 
 tshark: SEEDS := 200
 tshark: simulator ## compare tshark's expert messages about SEEDS=200 worlds with the offload and without

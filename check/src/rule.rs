@@ -14,6 +14,10 @@ macro_rules! rules {
         }
 
         impl Rule {
+            /// Each of them.
+            #[cfg(test)]
+            pub(crate) const ALL: &[Self] = &[$(Self::$rule),+];
+
             /// Its name: INV-01 to INV-25 as in the specification, or a word.
             #[must_use]
             pub const fn id(self) -> &'static str {

@@ -54,6 +54,9 @@ fn files(path: &Path) -> Vec<(PathBuf, String)> {
         let is_test = path.file_name().is_some_and(|name| name == "tests.rs");
         return if is_test { Vec::new() } else { vec![(path.into(), shipped.to_owned())] };
     }
+    if path.ends_with("tests") {
+        return Vec::new();
+    }
     let entries = fs::read_dir(path).expect("a directory").map(|e| e.expect("readable").path());
     let mut below: Vec<PathBuf> = entries.collect();
     below.sort();

@@ -48,7 +48,7 @@ const BANNED: &[(&str, &str)] = &[
     ("<<<<<<<", "say what is true of both"),
     (">>>>>>>", "say what is true of both"),
     ("dbg!", "use tracing, or a test"),
-    ("#[should_panic", "`make mutants` takes the first panic of core's tests for a mutation"),
+    ("#[should_panic", "a survey of mutations takes the first panic of a test for a mutation"),
     ("blazing", "give the number and its command"),
     ("seamless", "say what changes for the user"),
     ("state-of-the-art", "give the number and its command"),

@@ -13,7 +13,6 @@ use nightporter_check::weight::SEEDS_MIN;
 use nightporter_sim::captures;
 use nightporter_sim::figures;
 use nightporter_sim::long;
-use nightporter_sim::mutants::hunt::{Hunt, hunt_all};
 use nightporter_sim::mutants::survey;
 use nightporter_sim::plan::Plan;
 use nightporter_sim::run::{Totals, explain, run_plan, run_seeds};
@@ -27,16 +26,13 @@ macro_rules! say {
 /// Plans tried for a smaller one: a minute's worth.
 const SHRINK_RUNS_MAX: u32 = 2000;
 
-/// Seeds for each mutation by chance beside those of the table.
-const CHANCE_SEEDS: u64 = 20;
-
 /// Exit code of seeds that carried too little, or excused too much.
 const TOO_LITTLE: u8 = 13;
 
 /// Simulates a network in virtual time around the core of Nightporter; one seed decides everything.
 ///
-/// Exit codes: 0 nothing found, 1 a mutation was not noticed, 2 wrong usage, 10 crash, 11 safety,
-/// 12 liveness, 13 nothing found, but the seeds carried too little or excused too much.
+/// Exit codes: 0 nothing found, 2 wrong usage, 10 crash, 11 safety, 12 liveness, 13 nothing found,
+/// but the seeds carried too little or excused too much.
 #[derive(Parser)]
 #[command(version)]
 struct Args {
@@ -48,9 +44,7 @@ struct Args {
 enum Command {
     /// Run many seeds, or one again, and check every invariant at every step.
     Run(RunArgs),
-    /// Break core in one way after the other, and print the seed and the test that notice each.
-    Mutants(MutantsArgs),
-    /// Break core in ways that cargo-mutants lists, and print the seeds and tests that notice them.
+    /// Break a crate in ways that cargo-mutants lists, and print the tests and seeds that notice.
     Survey(SurveyArgs),
     /// Draw the figures of the vSnoop paper, and print our numbers beside those of the paper.
     Figures {
@@ -105,48 +99,24 @@ enum Command {
 }
 
 #[derive(clap::Args)]
-struct MutantsArgs {
-    /// Seeds to run until a mutation counts as not noticed.
-    #[arg(long, default_value_t = 2000)]
-    seeds: u64,
-    /// Look for the first seed and the first test that notice, and write the record anew.
-    ///
-    /// By default, the seeds and tests of the record run first, and others only if those no longer
-    /// notice the mutation.
-    #[arg(long)]
-    anew: bool,
-    /// Run only mutations whose names contain this. May be repeated; the record keeps the rest.
-    #[arg(long)]
-    only: Vec<String>,
-    /// Run also random mutations of this output of `cargo mutants --list --json`; only report.
-    #[arg(long)]
-    list: Option<PathBuf>,
-    /// Number of mutations to draw from the list.
-    #[arg(long, default_value_t = 20)]
-    sample: usize,
-    /// Mutations at a time; by default, the number of processors.
-    #[arg(long)]
-    jobs: Option<usize>,
-    /// The root of the repository.
-    #[arg(long, default_value = ".")]
-    root: PathBuf,
-}
-
-#[derive(clap::Args)]
 struct SurveyArgs {
-    /// The output of `cargo mutants --list --json --package nightporter-core`.
+    /// The output of `cargo mutants --list --json`.
     #[arg(long)]
     list: PathBuf,
-    /// Number of mutations to draw from the list.
+    /// A folder or file of one crate from which to draw, as core/src/switch; by default, the whole
+    /// list. May be repeated.
+    #[arg(long)]
+    room: Vec<String>,
+    /// Number of mutations to draw from each room.
     #[arg(long, default_value_t = 1000)]
     sample: usize,
-    /// Seed of the draw; by default, another one each time.
+    /// Seed of the draw.
     #[arg(long)]
-    seed: Option<u64>,
-    /// Seeds of the simulator to run until a mutation counts as not noticed.
+    seed: u64,
+    /// Seeds of the simulator to run until a mutation of core counts as not noticed; 0: tests only.
     #[arg(long, default_value_t = 500)]
     seeds: u64,
-    /// Stop after so many seconds; the next run goes on from there.
+    /// Stop after so many seconds of judging; the next run goes on from there.
     #[arg(long, default_value_t = 1_000_000)]
     limit_s: u64,
     /// Programs at a time; by default, the number of processors.
@@ -155,7 +125,7 @@ struct SurveyArgs {
     /// The root of the repository.
     #[arg(long, default_value = ".")]
     root: PathBuf,
-    /// The directory for the copy of core, its build and the state.
+    /// The directory for the copy of the crate, its build and the state.
     #[arg(long, default_value = "target/survey")]
     dir: PathBuf,
 }
@@ -216,7 +186,6 @@ struct RunArgs {
 fn main() -> ExitCode {
     let result = match Args::parse().command {
         Command::Run(args) => run(&args),
-        Command::Mutants(args) => mutants(args),
         Command::Survey(args) => survey(&args),
         Command::Figures { out, jobs: wanted } => {
             figures::draw(&figures::Effort::FULL, jobs(wanted), &out).map(|table| {
@@ -403,50 +372,27 @@ fn run_one(plan: &Plan, args: &RunArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn mutants(args: MutantsArgs) -> anyhow::Result<ExitCode> {
-    let (root, jobs) = (args.root, jobs(args.jobs));
-    let target =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    // Cargo runs in another folder.
-    let dir = std::path::absolute(target.join("mutants"))?;
-    let chance = args.list.map(|list| survey::Order {
-        list,
-        sample: args.sample,
-        seed: by_clock(),
-        seeds: CHANCE_SEEDS,
-        limit: Duration::MAX,
-        jobs,
-    });
-    let hunt = Hunt { seeds: args.seeds, anew: args.anew, only: args.only, jobs, chance };
-    let lost = hunt_all(&root, &dir, &hunt, |line| say!("{line}"))?;
-    if lost.is_empty() {
-        say!("every mutation was noticed by a test of core");
-        return Ok(ExitCode::SUCCESS);
-    }
-    say!("not noticed: {}", lost.join("; "));
-    say!("if that is right, write the record anew: nightporter-sim mutants --anew");
-    Ok(ExitCode::from(1))
-}
-
-/// A number that is another one each time.
-fn by_clock() -> u64 {
-    std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs())
-}
-
 fn survey(args: &SurveyArgs) -> anyhow::Result<ExitCode> {
-    let seed = args.seed.unwrap_or_else(by_clock);
-    say!("{} mutations of {}, seed {seed}", args.sample, args.list.display());
+    say!("{} mutations of {}, seed {}", args.sample, args.list.display(), args.seed);
     let order = survey::Order {
         list: args.list.clone(),
+        rooms: args.room.clone(),
         sample: args.sample,
-        seed,
+        seed: args.seed,
         seeds: args.seeds,
         limit: Duration::from_secs(args.limit_s),
         jobs: jobs(args.jobs),
     };
     let dir = std::path::absolute(&args.dir)?; // cargo runs in another folder
     let (drawn, state) = survey::run(&args.root, &dir, &order, |line| say!("{line}"))?;
-    say!("{}", survey::table(&drawn, &state));
+    if args.room.len() < 2 {
+        say!("{}", survey::table(&drawn, &state));
+        return Ok(ExitCode::SUCCESS);
+    }
+    for room in &args.room {
+        let of: Vec<_> = drawn.iter().filter(|m| m.file.starts_with(room)).cloned().collect();
+        say!("\n{room}:\n\n{}", survey::table(&of, &state));
+    }
     Ok(ExitCode::SUCCESS)
 }
 

@@ -9,10 +9,8 @@ use super::Ensure;
 pub(crate) fn on_step(engine: &Engine<'_>, ports: &[Option<PortId>], recount: bool) -> Ensure {
     for port in ports.iter().flatten() {
         let Some(vm) = engine.vm(*port) else { continue };
-        if vm.reserved_pages > vm.budget_pages {
-            let (reserved, budget) = (vm.reserved_pages, vm.budget_pages);
-            return Err(format!("port {}: {reserved} pages of {budget} reserved", port.0));
-        }
+        let of_port = |what| format!("port {}: {what}", port.0);
+        account(vm.reserved_pages, vm.budget_pages, None).map_err(of_port)?;
         if !recount {
             continue;
         }
@@ -23,13 +21,20 @@ pub(crate) fn on_step(engine: &Engine<'_>, ports: &[Option<PortId>], recount: bo
                 return Err(format!("flow {} holds more pages than it reserved", id.index()));
             }
         }
-        if sum != vm.reserved_pages {
-            let account = vm.reserved_pages;
-            return Err(format!(
-                "port {}: flows reserved {sum}, the account says {account}",
-                port.0
-            ));
-        }
+        account(vm.reserved_pages, vm.budget_pages, Some(sum)).map_err(of_port)?;
     }
     Ok(())
+}
+
+/// The account of a VM, in pages; `flows`: what its flows reserved together, if they were counted.
+pub(crate) fn account(reserved: u64, budget: u64, flows: Option<u64>) -> Ensure {
+    if reserved > budget {
+        return Err(format!("{reserved} pages of {budget} reserved"));
+    }
+    match flows {
+        Some(sum) if sum != reserved => {
+            Err(format!("flows reserved {sum}, the account says {reserved}"))
+        }
+        _ => Ok(()),
+    }
 }

@@ -12,6 +12,7 @@ use crate::rule::Rule;
 use crate::tap::{FlowName, Tap, Tapped};
 use crate::wire::{F_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6, Packet, Segment, TcpFlags, build};
 
+mod by_step;
 mod flooded;
 
 /// Initial sequence numbers of R and G; all numbers below are relative to them.

@@ -1,4 +1,4 @@
-//! A copy of `core` and the simulator with all mutations in it, built once.
+//! A copy of a crate and of those that run it, with all mutations in it, built once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::Permissions;
@@ -12,17 +12,82 @@ use serde::Deserialize;
 
 use super::source::{Edit, Mutated, mutate};
 
-/// Which mutation is on, by its number from 1; none or 0: `core` as it is.
+/// Which mutation is on, by its number from 1; none or 0: the crate as it is.
 pub const VARIABLE: &str = "NIGHTPORTER_MUTANT";
 
 /// Set for tests: the first panic ends the program and names the test, past libtest's capture.
 /// More failures would only take time. The simulator's panics are caught by itself.
 pub const FIRST_PANIC: &str = "NIGHTPORTER_FIRST_PANIC";
 
-/// The crates that are copied: `core`, and those that run it.
-const MEMBERS: [&str; 4] = ["core", "check", "testkit", "sim"];
+/// A crate that can be broken, and its judges.
+#[derive(Clone, Copy, Debug)]
+pub struct Subject {
+    /// Its folder.
+    pub folder: &'static str,
+    package: &'static str,
+    /// The crates that are copied: it, those that it needs, and those that run it.
+    members: &'static [&'static str],
+    /// Folders that its tests read.
+    read: &'static [&'static str],
+    /// Its test programs, the quickest first; the style (`tidy`) is no judge of behaviour.
+    tests: &'static [&'static str],
+    /// Whether the simulator's seeds may judge it.
+    pub has_seeds: bool,
+}
 
-/// The module that is added to the copy of `core`.
+/// The test program of a crate's library.
+const LIB: &str = "--lib";
+
+/// The crates that can be broken.
+const SUBJECTS: &[Subject] = &[
+    Subject {
+        folder: "core",
+        package: "nightporter-core",
+        members: &["core", "check", "testkit", "sim"],
+        read: &["docs"],
+        tests: &["scenarios", "two_party", "rules", LIB],
+        has_seeds: true,
+    },
+    Subject {
+        folder: "daemon",
+        package: "nightporterd",
+        members: &["daemon", "api", "boost", "core", "check", "testkit", "registry"],
+        read: &["docs", "packaging"],
+        tests: &[LIB, "vhost_user"], // in one process each: nothing of it outlives a panic
+        has_seeds: false,
+    },
+    Subject {
+        folder: "registry",
+        package: "nightporter-registry",
+        members: &["registry"],
+        read: &[],
+        tests: &[LIB],
+        has_seeds: false,
+    },
+];
+
+impl Subject {
+    /// The crate that a file or folder of the repository is in.
+    ///
+    /// # Errors
+    /// If it is none that can be broken.
+    pub fn of(path: &str) -> anyhow::Result<Self> {
+        let folder = path.split('/').next().unwrap_or_default();
+        let found = SUBJECTS.iter().find(|subject| subject.folder == folder).copied();
+        found.with_context(|| format!("{path} is in none of the crates that can be broken"))
+    }
+
+    /// The path of a file of it below its sources.
+    ///
+    /// # Errors
+    /// If it is of another crate.
+    pub fn below<'f>(&self, file: &'f str) -> anyhow::Result<&'f str> {
+        let below = file.strip_prefix(self.folder).and_then(|rest| rest.strip_prefix("/src/"));
+        below.with_context(|| format!("{file} is no source of {}", self.folder))
+    }
+}
+
+/// The module that is added to the copy.
 const MODULE: &str = r#"
 #[allow(missing_docs)]
 pub mod mutant {
@@ -45,26 +110,22 @@ pub mod mutant {
 }
 "#;
 
-/// Test programs of `core`, the quickest first; the style (`tidy`) is no judge of behaviour.
-const TESTS: [&str; 4] = ["scenarios", "two_party", "rules", LIB];
-const LIB: &str = "nightporter_core";
-
 /// Rounds of leaving out mutations that do not compile: an error of one kind hides those of the
 /// next.
 const ROUNDS: usize = 12;
 
-/// Changes by file below `core/src`.
+/// Changes by file below the crate's `src`.
 pub type Edits = BTreeMap<String, Vec<Edit>>;
 
 /// The result of a build.
 #[derive(Clone, Debug)]
 pub struct Built {
-    /// The simulator.
-    pub simulator: PathBuf,
-    /// The test programs of `core`, in the order of [`TESTS`].
+    /// The simulator, if seeds are to judge.
+    pub simulator: Option<PathBuf>,
+    /// The test programs, in the order of the subject's.
     pub tests: Vec<PathBuf>,
-    /// The copy of `core`.
-    pub core: PathBuf,
+    /// The copy of the crate.
+    pub dir: PathBuf,
     /// Mutations that this form cannot express.
     pub left_out: BTreeSet<usize>,
     /// Mutations that do not compile.
@@ -82,43 +143,55 @@ const SIMULATOR: &str = "profile.sim.package.nightporter-sim.opt-level=1";
 
 /// The folders of a build.
 struct Workshop<'a> {
+    subject: Subject,
     root: &'a Path,
     copy: PathBuf,
     target: PathBuf,
     compiler: PathBuf,
 }
 
-/// Copies [`MEMBERS`] below `dir`, with `edits`, and builds them.
+/// Copies the crate and those that it is built with below `dir`, with `edits`, and builds its
+/// tests, and the simulator if seeds are to judge.
 ///
 /// # Errors
 /// What could not be read, written or built.
-pub fn build(root: &Path, dir: &Path, mut edits: Edits) -> anyhow::Result<Built> {
+pub fn build(
+    subject: Subject,
+    root: &Path,
+    dir: &Path,
+    mut edits: Edits,
+    with_seeds: bool,
+) -> anyhow::Result<Built> {
     let (copy, target) = (dir.join("source"), dir.join("target"));
-    let shop = Workshop { root, copy, target, compiler: dir.join("compiler") };
+    let shop = Workshop { subject, root, copy, target, compiler: dir.join("compiler") };
     let mut hasher = DefaultHasher::new();
     let sources = shop.lay_out(&mut hasher)?;
     let version = format!("{:016x}", hasher.finish());
     let (mut left_out, mut uncompilable) = (BTreeSet::new(), BTreeSet::new());
-    for round in 0.. {
-        ensure!(round < ROUNDS, "the mutated core does not compile");
+    let mut programs = None;
+    for _ in 0..ROUNDS {
         let mut mutated = BTreeMap::new();
         for (file, source) in &sources {
             let m = mutate(source, edits.get(file).map_or(&[], Vec::as_slice));
             left_out.extend(&m.left_out);
             let module = if file == "lib.rs" { MODULE } else { "" };
-            put(&shop.copy.join("core/src").join(file), &format!("{}{module}", m.text))?;
-            mutated.insert(format!("core/src/{file}"), m);
+            let path = format!("{}/src/{file}", subject.folder);
+            put(&shop.copy.join(&path), &format!("{}{module}", m.text))?;
+            mutated.insert(path, m);
         }
-        let broken = shop.simulator(&mutated)?;
+        let (messages, broken) = shop.tests(&mutated)?;
         if broken.is_empty() {
+            programs = Some(messages);
             break;
         }
         edits.values_mut().for_each(|edits| edits.retain(|e| !broken.contains(&e.n)));
         uncompilable.extend(broken);
     }
-    let simulator = shop.target.join("sim/nightporter-sim");
-    let (tests, core) = (shop.tests()?, shop.copy.join("core"));
-    Ok(Built { simulator, tests, core, left_out, uncompilable, version })
+    let programs = programs.context("the mutated crate does not compile")?;
+    let tests = shop.programs(programs)?;
+    let simulator = with_seeds.then(|| shop.simulator()).transpose()?;
+    let dir = shop.copy.join(subject.folder);
+    Ok(Built { simulator, tests, dir, left_out, uncompilable, version })
 }
 
 /// A message of cargo's, as far as it matters here.
@@ -149,24 +222,24 @@ struct Span {
 }
 
 impl Workshop<'_> {
-    /// Copies everything but the sources of `core`, which it returns by their path below
-    /// `core/src`.
+    /// Copies everything but the sources of the crate, which it returns by their path below its
+    /// `src`.
     fn lay_out(&self, hasher: &mut DefaultHasher) -> anyhow::Result<BTreeMap<String, String>> {
         let mut sources = BTreeMap::new();
-        for (file, text) in files(self.root, &MEMBERS)? {
+        for (file, text) in files(self.root, self.subject.members)? {
             hasher.write(text.as_bytes());
-            match file.strip_prefix("core/src/") {
-                Some(file) => drop(sources.insert(file.to_owned(), text)),
-                None => put(&self.copy.join(file), &text)?,
+            match self.subject.below(&file) {
+                Ok(file) => drop(sources.insert(file.to_owned(), text)),
+                Err(_) => put(&self.copy.join(file), &text)?,
             }
         }
-        for (file, text) in files(self.root, &["docs"])? {
-            put(&self.copy.join(file), &text)?; // tests of core read them
+        for (file, text) in files(self.root, self.subject.read)? {
+            put(&self.copy.join(file), &text)?;
         }
         let manifest = std::fs::read_to_string(self.root.join("Cargo.toml"))?;
         let (head, rest) = manifest.split_once("members = [").context("no members")?;
         let (_, tail) = rest.split_once("]\n").context("no end of members")?;
-        let manifest = format!("{head}members = {MEMBERS:?}\n{tail}");
+        let manifest = format!("{head}members = {:?}\n{tail}", self.subject.members);
         put(&self.copy.join("Cargo.toml"), &manifest)?;
         std::fs::copy(self.root.join("Cargo.lock"), self.copy.join("Cargo.lock"))?;
         put(&self.compiler, COMPILER)?;
@@ -194,45 +267,59 @@ impl Workshop<'_> {
         Ok((messages.collect(), output.status.success()))
     }
 
-    /// Builds the simulator. The mutations that the compiler's errors speak of: if there are any,
-    /// it ends before it has made code.
-    fn simulator(&self, mutated: &BTreeMap<String, Mutated>) -> anyhow::Result<BTreeSet<usize>> {
-        let what = ["build", "--package=nightporter-sim", "--profile=sim"];
-        let (messages, well) = self.messages(&what)?;
+    /// Builds the tests. The mutations that the compiler's errors speak of: if there are any, it
+    /// ends before it has made code.
+    fn tests(
+        &self,
+        mutated: &BTreeMap<String, Mutated>,
+    ) -> anyhow::Result<(Vec<Message>, BTreeSet<usize>)> {
+        let package = format!("--package={}", self.subject.package);
+        let mut args = vec!["test", "--no-run", "--profile=sim", &package];
+        args.extend(self.subject.tests.iter().flat_map(|name| match *name {
+            LIB => vec![LIB],
+            name => vec!["--test", name],
+        }));
+        let (messages, well) = self.messages(&args)?;
         let mut broken = BTreeSet::new();
-        for error in messages.into_iter().filter_map(|m| m.message).filter(|d| d.level == "error") {
+        let diagnostics = messages.iter().filter_map(|m| m.message.as_ref());
+        for error in diagnostics.filter(|d| d.level == "error") {
             let primary = error.spans.iter().filter(|s| s.is_primary);
             let named =
                 primary.filter_map(|s| Some(mutated.get(&s.file_name)?.at_line(s.line_start)));
             let named: Vec<usize> = named.flatten().collect();
             let about_all = error.spans.is_empty(); // "aborting due to 3 previous errors"
-            let text = error.rendered.unwrap_or_default();
-            ensure!(about_all || !named.is_empty(), "the core as it is does not compile:\n{text}");
+            let text = error.rendered.as_deref().unwrap_or_default();
+            ensure!(about_all || !named.is_empty(), "the crate as it is does not compile:\n{text}");
             broken.extend(named);
         }
-        ensure!(well || !broken.is_empty(), "cargo build fails and names no place");
-        Ok(broken)
+        ensure!(well || !broken.is_empty(), "cargo test --no-run fails and names no place");
+        Ok((messages, broken))
     }
 
-    fn tests(&self) -> anyhow::Result<Vec<PathBuf>> {
-        let mut args = vec!["test", "--no-run", "--package=nightporter-core", "--profile=sim"];
-        args.extend(TESTS.iter().flat_map(|name| match *name {
-            LIB => vec!["--lib"],
-            name => vec!["--test", name],
-        }));
-        let (messages, well) = self.messages(&args)?;
-        ensure!(well, "the tests of the mutated core do not build");
+    /// The test programs of a build's messages.
+    fn programs(&self, messages: Vec<Message>) -> anyhow::Result<Vec<PathBuf>> {
         let programs: BTreeMap<String, PathBuf> = messages
             .into_iter()
             .filter_map(|m| Some((m.target?.name.replace('-', "_"), m.executable?)))
             .collect();
-        let find = |name: &&str| programs.get(*name).cloned().with_context(|| format!("no {name}"));
-        TESTS.iter().map(find).collect()
+        let library = self.subject.package.replace('-', "_");
+        let names =
+            self.subject.tests.iter().map(|&name| if name == LIB { &library } else { name });
+        names
+            .map(|name| programs.get(name).cloned().with_context(|| format!("no {name}")))
+            .collect()
+    }
+
+    fn simulator(&self) -> anyhow::Result<PathBuf> {
+        let what = ["build", "--package=nightporter-sim", "--profile=sim"];
+        let (_, well) = self.messages(&what)?;
+        ensure!(well, "the simulator does not build with the mutated core");
+        Ok(self.target.join("sim/nightporter-sim"))
     }
 }
 
 /// The text files below `folders` of `root`, by their path below it.
-pub(super) fn files(root: &Path, folders: &[&str]) -> anyhow::Result<BTreeMap<String, String>> {
+fn files(root: &Path, folders: &[&str]) -> anyhow::Result<BTreeMap<String, String>> {
     let mut found = BTreeMap::new();
     let mut left: Vec<String> = folders.iter().map(|&f| f.to_owned()).collect();
     while let Some(folder) = left.pop() {

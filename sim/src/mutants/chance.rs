@@ -12,7 +12,7 @@ use crate::random::Random;
 /// A mutation of the list.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Listed {
-    /// `core/src/FILE:LINE:COLUMN: its effect`.
+    /// `CRATE/src/FILE:LINE:COLUMN: its effect`.
     pub name: String,
     /// Path from the root of the repository.
     pub file: String,
@@ -68,11 +68,21 @@ pub fn read(path: &Path) -> anyhow::Result<Vec<Listed>> {
     Ok(list)
 }
 
+/// `count` mutations of the list by chance from each of `rooms`, folders or files by the beginning
+/// of their path; from the whole list if there are none.
+#[must_use]
+pub fn sample_rooms(list: &[Listed], rooms: &[String], count: usize, seed: u64) -> Vec<Listed> {
+    if rooms.is_empty() {
+        return sample(list.to_vec(), count, seed);
+    }
+    let of = |room: &String| list.iter().filter(|m| m.file.starts_with(room)).cloned().collect();
+    rooms.iter().flat_map(|room| sample(of(room), count, seed)).collect()
+}
+
 /// `count` mutations of the list by chance, in the order in which they were drawn: the same for the
 /// same seed, and the first of a larger sample. So those that were judged when time was over are a
 /// sample too.
-#[must_use]
-pub fn sample(list: Vec<Listed>, count: usize, seed: u64) -> Vec<Listed> {
+fn sample(list: Vec<Listed>, count: usize, seed: u64) -> Vec<Listed> {
     let mut random = Random::new(seed, "mutants");
     let keyed = list.into_iter().enumerate().map(|(i, m)| ((random.bits(), i), m));
     keyed.collect::<BTreeMap<_, _>>().into_values().take(count).collect()
@@ -113,5 +123,26 @@ mod tests {
         let all = sample(list.clone(), 900, 1);
         assert_eq!((names(1).len(), all.len()), (20, 100));
         assert!(names(1).iter().eq(all[..20].iter().map(|m| &m.name)));
+    }
+
+    #[test]
+    fn each_room_has_a_sample_of_its_own_that_others_do_not_change() {
+        let list: Vec<Listed> = serde_json::from_str(LIST).expect("a list");
+        let in_file = |i: usize, file: &str| -> Listed {
+            Listed { name: i.to_string(), file: file.to_owned(), ..list[0].clone() }
+        };
+        let list: Vec<Listed> = (0..90)
+            .map(|i| in_file(i, ["core/src/a.rs", "core/src/b/c.rs", "core/src/d.rs"][i % 3]))
+            .collect();
+        let names = |rooms: &[&str]| {
+            let rooms: Vec<String> = rooms.iter().map(|&room| room.to_owned()).collect();
+            let drawn = sample_rooms(&list, &rooms, 4, 1);
+            drawn.into_iter().map(|m| (m.file, m.name)).collect::<Vec<_>>()
+        };
+        let both = names(&["core/src/b", "core/src/a.rs"]);
+        assert_eq!(both[..4], names(&["core/src/b"]));
+        assert_eq!(both[4..], names(&["core/src/a.rs"]));
+        assert!(both[..4].iter().all(|(file, _)| file == "core/src/b/c.rs"));
+        assert_eq!(names(&[]).len(), 4);
     }
 }

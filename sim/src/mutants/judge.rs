@@ -1,4 +1,4 @@
-//! Whether a mutation is noticed by the tests of `core`, and by seeds.
+//! Whether a mutation is noticed by tests, and by seeds.
 
 use std::ops::Range;
 use std::path::Path;
@@ -11,6 +11,8 @@ use super::build::{Built, FIRST_PANIC, VARIABLE};
 
 /// Processor seconds for each seed, on average, after which a run is taken for one without an end.
 const SEED_LIMIT_S: u64 = 2;
+/// Seconds after which a run is taken for one that waits for ever.
+const WAIT_LIMIT_S: u64 = 1800;
 /// Address space of a run in KiB; a mutation may ask for all there is. The tests of `rules` need
 /// 7 GiB together: none gives back the arena that it leaks, most of which is never touched.
 const MEMORY_KIB: u64 = 16 << 20;
@@ -39,10 +41,11 @@ fn run_tests(
         ("PROPTEST_DISABLE_FAILURE_PERSISTENCE", ""),
         (FIRST_PANIC, ""),
     ];
-    run(program, args, n, limit_s, &settings, &built.core)
+    run(program, args, n, limit_s, &settings, &built.dir)
 }
 
-/// Runs a program, but not for longer than `limit_s` seconds of processor time.
+/// Runs a program, but not for longer than `limit_s` seconds of processor time, nor for
+/// [`WAIT_LIMIT_S`].
 fn run(
     program: &Path,
     args: &[&str],
@@ -52,7 +55,8 @@ fn run(
     dir: &Path,
 ) -> anyhow::Result<Output> {
     let limits = format!(
-        "ulimit -t {limit_s} && ulimit -v {MEMORY_KIB} && ulimit -c 0 && exec \"$0\" \"$@\""
+        "ulimit -t {limit_s} && ulimit -v {MEMORY_KIB} && ulimit -c 0 && \
+         exec timeout --kill-after=1 {WAIT_LIMIT_S} \"$0\" \"$@\""
     );
     Command::new("sh")
         .args(["-c", &limits])
@@ -75,7 +79,7 @@ const SLOW: [&str; 6] = [
     "flows_are_found_by_key_and_by_id_until_they_are_removed",
 ];
 
-/// Runs the tests of `core` with mutation `n` (0: none) until one notices.
+/// Runs the tests of the crate with mutation `n` (0: none) until one notices.
 ///
 /// # Errors
 /// If they do not run.
@@ -84,32 +88,6 @@ pub fn by_tests(built: &Built, n: usize, limit_s: u64) -> anyhow::Result<Option<
     for args in [quick.as_slice(), &SLOW] {
         for program in &built.tests {
             let args: Vec<&str> = args.iter().copied().chain(["--quiet"]).collect();
-            let output = run_tests(program, &args, n, limit_s, built)?;
-            if !output.status.success() {
-                return Ok(Some(noticed(program, &output)));
-            }
-        }
-    }
-    Ok(None)
-}
-
-/// Runs some tests of `core` with mutation `n` until one notices, by the names that [`by_tests`]
-/// gave them.
-///
-/// # Errors
-/// If they do not run.
-pub fn by_named<'a>(
-    built: &Built,
-    n: usize,
-    tests: impl Iterator<Item = &'a str> + Clone,
-    limit_s: u64,
-) -> anyhow::Result<Option<Caught>> {
-    let tests = tests.filter_map(|test| test.split_once(": "));
-    for program in &built.tests {
-        let own = name(program);
-        let names = tests.clone().filter(|(of, _)| *of == own).map(|(_, name)| name);
-        let args: Vec<&str> = names.chain(["--exact", "--quiet"]).collect();
-        if args.len() > 2 {
             let output = run_tests(program, &args, n, limit_s, built)?;
             if !output.status.success() {
                 return Ok(Some(noticed(program, &output)));
@@ -150,7 +128,8 @@ pub fn by_seeds(
     let limit_s = SEED_LIMIT_S * count + 60;
     let (from, most, jobs) = (seeds.start.to_string(), count.to_string(), jobs.to_string());
     let args = ["run", "--first", "--from", &from, "--seeds", &most, "--jobs", &jobs];
-    let output = run(&built.simulator, &args, n, limit_s, &[], &built.core)?;
+    let Some(simulator) = &built.simulator else { return Ok(None) };
+    let output = run(simulator, &args, n, limit_s, &[], &built.dir)?;
     if output.status.success() {
         return Ok(None);
     }

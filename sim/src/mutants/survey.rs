@@ -3,31 +3,42 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant as Clock};
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::build::{Built, Edits, build};
-use super::chance::{Listed, read, sample};
-use super::judge::{Caught, by_named, by_seeds, by_tests};
-use super::{BATCH, TESTS_LIMIT_S, check_untouched, in_parallel};
+use super::build::{Built, Edits, Subject, build};
+use super::chance::{Listed, read, sample_rooms};
+use super::judge::{Caught, by_seeds, by_tests};
 
 /// Seeds that the untouched core passes first.
 const UNTOUCHED_SEEDS: u64 = 20;
+/// Processor seconds after which a program of tests is taken for one without an end.
+const TESTS_LIMIT_S: u64 = 12;
+/// The same of the crate as it is, which has an end: on a machine that does much else besides a
+/// program of tests takes twice its time.
+const UNTOUCHED_LIMIT_S: u64 = 10 * TESTS_LIMIT_S;
+/// Mutations for each job between two looks at the clock.
+const BATCH: usize = 8;
 
 /// The order for a survey.
 #[derive(Clone, Debug)]
 pub struct Order {
     /// The output of `cargo mutants --list --json`.
     pub list: PathBuf,
-    /// Mutations to draw.
+    /// Folders and files from which to draw, by the beginning of their path; all if there are none.
+    pub rooms: Vec<String>,
+    /// Mutations to draw from each.
     pub sample: usize,
     /// Decides which.
     pub seed: u64,
-    /// Seeds of the simulator until a mutation counts as not noticed.
+    /// Seeds of the simulator until a mutation counts as not noticed; the tests alone judge if
+    /// there are none.
     pub seeds: u64,
-    /// When to stop; the rest is left for the next time.
+    /// How long to judge; the rest is left for the next time.
     pub limit: Duration,
     /// Mutations or seeds at a time.
     pub jobs: usize,
@@ -40,7 +51,7 @@ pub enum Fate {
     LeftOut,
     /// No compiler takes it.
     Uncompilable,
-    /// A test of core noticed.
+    /// A test of the crate noticed.
     ByTest(Caught),
     /// No test noticed; seeds have yet to run.
     PastTests,
@@ -53,7 +64,7 @@ pub enum Fate {
 /// How far a survey has come.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct State {
-    /// Of core, its tests and the simulator.
+    /// Of the crate and of those that judge it.
     pub version: String,
     /// See [`Order::seed`].
     pub seed: u64,
@@ -70,6 +81,10 @@ impl State {
             bytes => serde_json::from_slice(&bytes?)
                 .with_context(|| format!("{} is no state of a survey", path.display())),
         }
+    }
+
+    fn may_compile(&self, m: &Listed) -> bool {
+        self.fates.get(&m.name) != Some(&Fate::Uncompilable)
     }
 
     fn save(&self, path: &Path) -> anyhow::Result<()> {
@@ -92,11 +107,11 @@ pub fn run(
     let began = Clock::now();
     let path = dir.join("state.json");
     let mut state = State::load(&path)?;
-    let drawn = order.draw(0)?;
-    let mut edits = Edits::new();
-    let may_compile = |m: &Listed| state.fates.get(&m.name) != Some(&Fate::Uncompilable);
-    drawn.add_edits(root, &mut edits, may_compile)?;
-    let built = build(root, dir, edits)?;
+    let drawn = sample_rooms(&read(&order.list)?, &order.rooms, order.sample, order.seed);
+    let subject = Subject::of(&drawn.first().context("the rooms have no mutation")?.file)?;
+    ensure!(order.seeds == 0 || subject.has_seeds, "seeds judge core only: ask for 0");
+    let edits = edits(subject, root, &drawn, |m| state.may_compile(m))?;
+    let built = build(subject, root, dir, edits, order.seeds > 0)?;
     let fresh = state.version.is_empty();
     ensure!(
         fresh
@@ -105,88 +120,60 @@ pub fn run(
         "{} is of other sources or another order: remove it to begin anew",
         path.display()
     );
-    (state.version, state.seed, state.seeds) = (built.version.clone(), order.seed, order.seeds);
-    check_untouched(&built, 0..UNTOUCHED_SEEDS, order.jobs)?;
-    state.save(&path)?;
     tell(&format!("built after {} s", began.elapsed().as_secs()));
-    let over = || began.elapsed() >= order.limit;
-    let near = Near::new(); // a survey is of what the tests notice, the quickest first
-    judge_all(&built, &drawn, order, &near, &mut state, |state| {
-        state.save(&path).map(|()| over())
-    })?;
-    Ok((drawn.list, state))
+    if fresh {
+        check_untouched(&built, order)?;
+        tell(&format!("what is not broken passed after {} s", began.elapsed().as_secs()));
+    }
+    (state.version, state.seed, state.seeds) = (built.version.clone(), order.seed, order.seeds);
+    state.save(&path)?;
+    let judges_since = Clock::now();
+    let over = || judges_since.elapsed() >= order.limit;
+    judge_all(&built, &drawn, order, &mut state, |state| state.save(&path).map(|()| over()))?;
+    Ok((drawn, state))
 }
 
-impl Order {
-    /// The sample; its numbers in a build come after `first`.
-    ///
-    /// # Errors
-    /// See [`read`].
-    pub fn draw(&self, first: usize) -> anyhow::Result<Drawn> {
-        Ok(Drawn { list: sample(read(&self.list)?, self.sample, self.seed), first })
+/// The changes that `wanted` is true for; their numbers are their places in `drawn`, from 1.
+fn edits(
+    subject: Subject,
+    root: &Path,
+    drawn: &[Listed],
+    wanted: impl Fn(&Listed) -> bool,
+) -> anyhow::Result<Edits> {
+    let mut edits = Edits::new();
+    for (n, m) in (1..).zip(drawn).filter(|(_, m)| wanted(m)) {
+        let source = std::fs::read_to_string(root.join(&m.file))
+            .with_context(|| format!("read {}", m.file))?;
+        let file = subject.below(&m.file)?.to_owned();
+        edits.entry(file).or_default().push(m.edit(n, &source)?);
     }
+    Ok(edits)
 }
 
-/// A sample and its numbers in a build.
-#[derive(Clone, Debug)]
-pub struct Drawn {
-    /// In the list's order.
-    pub list: Vec<Listed>,
-    first: usize,
+/// Whether tests and seeds pass as they should while no mutation is on.
+fn check_untouched(built: &Built, order: &Order) -> anyhow::Result<()> {
+    if let Some(caught) = by_tests(built, 0, UNTOUCHED_LIMIT_S)? {
+        bail!("the crate as it is does not pass its tests: {}", caught.by);
+    }
+    if let Some(caught) = by_seeds(built, 0, 0..order.seeds.min(UNTOUCHED_SEEDS), order.jobs)? {
+        bail!("the core as it is does not pass: {}", caught.by);
+    }
+    Ok(())
 }
 
-impl Drawn {
-    fn numbered(&self) -> impl Iterator<Item = (usize, &Listed)> {
-        (self.first + 1..).zip(&self.list)
-    }
-
-    fn name(&self, n: usize) -> String {
-        self.list[n - self.first - 1].name.clone()
-    }
-
-    /// Below `core/src`.
-    fn file(&self, n: usize) -> &str {
-        let file = &self.list[n - self.first - 1].file;
-        file.strip_prefix("core/src/").unwrap_or(file)
-    }
-
-    /// Adds the changes that `wanted` is true for.
-    ///
-    /// # Errors
-    /// A list of other sources.
-    pub fn add_edits(
-        &self,
-        root: &Path,
-        edits: &mut Edits,
-        wanted: impl Fn(&Listed) -> bool,
-    ) -> anyhow::Result<()> {
-        for (n, m) in self.numbered().filter(|(_, m)| wanted(m)) {
-            let source = std::fs::read_to_string(root.join(&m.file))
-                .with_context(|| format!("read {}", m.file))?;
-            let file = m.file.strip_prefix("core/src/").context("a mutation outside core")?;
-            edits.entry(file.to_owned()).or_default().push(m.edit(n, &source)?);
-        }
-        Ok(())
-    }
-}
-
-/// Tests that probably notice a mutation, by the file below `core/src` that it changes.
-pub type Near = BTreeMap<String, BTreeSet<String>>;
-
-/// The tests of core, those that are `near` first, then seeds for mutations that passed, until all
-/// are judged or `save` says that time is over.
+/// The tests, then seeds for mutations that passed, until all are judged or `save` says that time
+/// is over.
 ///
 /// # Errors
 /// What did not run.
-pub fn judge_all(
+fn judge_all(
     built: &Built,
-    drawn: &Drawn,
+    drawn: &[Listed],
     order: &Order,
-    near: &Near,
     state: &mut State,
     save: impl Fn(&State) -> anyhow::Result<bool>,
 ) -> anyhow::Result<()> {
-    for (n, m) in drawn.numbered() {
+    for (n, m) in (1..).zip(drawn) {
         if built.left_out.contains(&n) {
             state.fates.insert(m.name.clone(), Fate::LeftOut);
         } else if built.uncompilable.contains(&n) {
@@ -194,23 +181,17 @@ pub fn judge_all(
         }
     }
     let of = |state: &State, fate: Option<&Fate>| -> Vec<usize> {
-        let numbered = drawn.numbered().filter(|(_, m)| state.fates.get(&m.name) == fate);
+        let numbered = (1..).zip(drawn).filter(|(_, m)| state.fates.get(&m.name) == fate);
         numbered.map(|(n, _)| n).collect()
     };
+    let survived = if order.seeds == 0 { Fate::Survived } else { Fate::PastTests };
     for batch in of(state, None).chunks(BATCH * order.jobs.max(1)) {
         if save(state)? {
             return Ok(());
         }
-        let found = in_parallel(batch, order.jobs, |n| {
-            let first = near.get(drawn.file(n)).into_iter().flatten().map(String::as_str);
-            match by_named(built, n, first, TESTS_LIMIT_S)? {
-                None => by_tests(built, n, TESTS_LIMIT_S),
-                caught => Ok(caught),
-            }
-        })?;
-        for (n, caught) in found {
-            let fate = caught.map_or(Fate::PastTests, Fate::ByTest);
-            state.fates.insert(drawn.name(n), fate);
+        for (n, caught) in in_parallel(batch, order.jobs, |n| by_tests(built, n, TESTS_LIMIT_S))? {
+            let fate = caught.map_or_else(|| survived.clone(), Fate::ByTest);
+            state.fates.insert(drawn[n - 1].name.clone(), fate);
         }
     }
     for n in of(state, Some(&Fate::PastTests)) {
@@ -218,9 +199,30 @@ pub fn judge_all(
             return Ok(());
         }
         let caught = by_seeds(built, n, 0..order.seeds, order.jobs)?;
-        state.fates.insert(drawn.name(n), caught.map_or(Fate::Survived, Fate::BySeed));
+        state.fates.insert(drawn[n - 1].name.clone(), caught.map_or(Fate::Survived, Fate::BySeed));
     }
     save(state).map(drop)
+}
+
+/// Runs `judge` for each of `items` on `jobs` threads.
+fn in_parallel<T: Send>(
+    items: &[usize],
+    jobs: usize,
+    judge: impl Fn(usize) -> anyhow::Result<T> + Sync,
+) -> anyhow::Result<BTreeMap<usize, T>> {
+    let (next, done) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    let worker = || -> anyhow::Result<()> {
+        while let Some(&n) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let found = judge(n)?;
+            done.lock().expect("no worker panics").insert(n, found);
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..jobs.max(1)).map(|_| scope.spawn(worker)).collect();
+        threads.into_iter().try_for_each(|t| t.join().expect("no worker panics"))
+    })?;
+    Ok(done.into_inner().expect("no worker panics"))
 }
 
 /// The results as Markdown, and every mutation that was not noticed.
@@ -241,7 +243,7 @@ pub fn table(drawn: &[Listed], state: &State) -> String {
         ),
         ("left out: does not compile", count(|f| *f == Fate::Uncompilable)),
         ("judged", judged),
-        ("noticed by core's tests", tests),
+        ("noticed by tests", tests),
         ("noticed by seeds alone", seeds),
         ("not noticed", survived),
         ("not noticed by tests, seeds have yet to run", count(|f| *f == Fate::PastTests)),
