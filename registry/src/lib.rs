@@ -1,20 +1,21 @@
-//! Who is where: which stations there are on an overlay, and behind which host.
+//! The registry: the stations of an overlay and the host of each.
 //!
 //! # Short primer
 //!
 //! A *host* is a daemon on a VNI, known by its overlay address. A *station* is a VM's network card:
-//! a MAC on a VNI, with its IPs, at a host. Every daemon says what it has ([`Registry::claim`],
-//! [`Registry::join`]) and hears what others have ([`Registry::poll`]). A MAC has one host at a
-//! time, on one VNI: who claims it later waits until the holder gives it up, or is gone.
+//! a MAC on a VNI, with its IPs, at a host. Every daemon announces its own stations
+//! ([`Registry::claim`], [`Registry::join`]) and receives those of others ([`Registry::poll`]). A
+//! MAC has one host at a time, on one VNI: a later claim waits until the holder releases the MAC or
+//! is gone.
 //!
-//! Two back-ends: [`listed`], a list that an operator wrote; [`etcd`], for hosts that find each
+//! Two back-ends: [`listed`], a list written by an operator; [`etcd`], for hosts that find each
 //! other.
 //!
-//! 1. What is said and heard are states, not events: the last word about a key holds, and a word
-//!    that was not yet taken is replaced by the next (`mail`). So everything is bounded by the
-//!    number of keys, and neither side waits for the other.
-//! 2. While the back-end is away, what was heard stays, and claims wait.
-//! 3. The caller hears only of others: its own stations come back as [`News::Claim`].
+//! 1. Messages are states, not events: the last message about a key holds, and one that was not yet
+//!    taken is replaced by the next (`mail`). So the number of keys bounds all memory, and neither
+//!    side waits for the other.
+//! 2. While the back-end does not answer, the known stations stay, and claims wait.
+//! 3. The caller receives stations of other hosts only; its own come back as [`News::Claim`].
 #![forbid(unsafe_code)]
 
 pub mod etcd;
@@ -29,16 +30,16 @@ use std::os::fd::BorrowedFd;
 /// A MAC address.
 pub type Mac = [u8; 6];
 
-/// Most ports of a station's [`Listeners`] that are told.
+/// Most ports in a station's [`Listeners`].
 pub const LISTENERS_MAX: usize = 64;
 
-/// Most stations that a registry tells of; how many more there are is news. An overlay's table has
-/// 65,536 places, the others of which are for stations of this host.
+/// Most stations that a registry reports ([`News::LeftOut`] counts the rest). An overlay's table
+/// has 65,536 places; the others are for stations of this host.
 pub const STATIONS_MAX: usize = 60_000;
 
-/// Of all addresses, in their order.
+/// The lowest address in `IpAddr`'s order.
 pub const FIRST_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-/// Likewise.
+/// The highest address in `IpAddr`'s order.
 pub const LAST_ADDRESS: IpAddr = IpAddr::V6(Ipv6Addr::from_bits(u128::MAX));
 
 /// A VM's network card on an overlay.
@@ -46,16 +47,16 @@ pub const LAST_ADDRESS: IpAddr = IpAddr::V6(Ipv6Addr::from_bits(u128::MAX));
 pub struct Station {
     /// The overlay's number.
     pub vni: u32,
-    /// On that overlay there is no other with it.
+    /// Unique on that overlay.
     pub mac: Mac,
-    /// What its host calls it; empty if nobody has said.
+    /// The VM's name at its host; empty if unknown.
     pub vm: String,
-    /// Its addresses, as far as they are known.
+    /// Its known addresses.
     pub ips: Vec<IpAddr>,
-    /// The overlay address of the host that it is on.
+    /// The overlay address of its host.
     pub host: IpAddr,
-    /// Who listens there by the virtual TOE, some time ago; `None`: nobody has said. It is for
-    /// people, and decides nothing: a connection's own request asks who listens now.
+    /// Listeners of the virtual TOE, some time ago; `None`: unknown. They are shown to operators
+    /// and decide nothing: a connection request looks up the listener itself.
     pub listeners: Option<Listeners>,
 }
 
@@ -64,12 +65,12 @@ pub struct Station {
 pub struct Listeners {
     /// The lowest [`LISTENERS_MAX`] of them, in order.
     pub ports: Vec<u16>,
-    /// So many ports more.
+    /// Ports beyond those.
     pub more: u32,
 }
 
 impl Listeners {
-    /// These ports, in order, and so many more that are not named.
+    /// Listeners at `ports`, which are in order, and at `more` ports that are not in it.
     #[must_use]
     pub fn new(ports: impl IntoIterator<Item = u16>, more: u32) -> Self {
         let mut ports: Vec<_> = ports.into_iter().collect();
@@ -94,60 +95,60 @@ pub struct Host {
     pub port: u16,
 }
 
-/// What has become of a claim.
+/// State of a claim.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Claim {
     /// The station is known to be here.
     Held,
-    /// It is not known yet whether it can be: the registry does not answer.
+    /// Not decided yet: the registry does not answer.
     Waits,
     /// An operator's list does not have it: it is here, and may be elsewhere as well.
     Unlisted,
-    /// It is another host's: this one waits for it to be given up.
+    /// Another host has the station: this one waits for its release.
     Refused(IpAddr),
-    /// It is known to be here, and this other host claims it too.
+    /// The station is known to be here, and this other host claims it too.
     Contested(IpAddr),
 }
 
-/// What is new.
+/// A change that [`Registry::poll`] reports.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum News {
-    /// A station of another host: it has come, moved or changed; `None`: it is gone.
+    /// A station of another host: added, moved, changed or removed.
     Station {
         /// The overlay's number.
         vni: u32,
-        /// Whose.
+        /// The station's MAC.
         mac: Mac,
-        /// As it is now.
+        /// Its state now; `None`: it is gone.
         now: Option<Station>,
     },
     /// Another host.
     Host {
         /// The overlay's number.
         vni: u32,
-        /// Whose.
+        /// The host's overlay address.
         address: IpAddr,
-        /// As it is now.
+        /// Its state now; `None`: it is gone.
         now: Option<Host>,
     },
-    /// What has become of an own claim.
+    /// State of an own claim.
     Claim {
         /// The overlay's number.
         vni: u32,
-        /// Whose.
+        /// The station's MAC.
         mac: Mac,
-        /// This.
+        /// Its state now.
         now: Claim,
     },
-    /// So many stations are not told of, because there are [`STATIONS_MAX`] others.
+    /// Number of stations that are not reported, because there are [`STATIONS_MAX`] others.
     LeftOut(usize),
-    /// Whether the registry answers: `Err` says what is wrong.
+    /// Whether the registry answers; `Err` has the reason.
     Link(Result<(), String>),
 }
 
-/// Where to say what this host has, and hear what others have. Nothing here waits.
+/// Announces stations of this host and reports those of others. No method blocks.
 pub trait Registry: fmt::Debug + Send {
-    /// What it is, for operators.
+    /// Name of the back-end, for operators.
     fn kind(&self) -> &'static str;
 
     /// Whether claims are written where all hosts read them, so that each has a price.
@@ -156,29 +157,29 @@ pub trait Registry: fmt::Debug + Send {
     /// Readable as long as [`Self::poll`] has something.
     fn fd(&self) -> BorrowedFd<'_>;
 
-    /// This host is on the overlay `host.vni`, from now on.
+    /// Announces this host on the overlay `host.vni`.
     fn join(&mut self, host: Host);
 
-    /// This host is no longer on that overlay.
+    /// Withdraws this host from that overlay.
     fn leave(&mut self, vni: u32);
 
-    /// The station is here, from now on or with other addresses or listeners.
+    /// Claims a station for this host, or updates its addresses or listeners.
     fn claim(&mut self, station: Station);
 
-    /// The station is no longer here.
+    /// Releases a station of this host.
     fn release(&mut self, vni: u32, mac: Mac);
 
-    /// An operator's list is another now. Registries without one have nothing to do.
+    /// Replaces the operator's list. Registries without a list ignore it.
     fn set_list(&mut self, list: Vec<Station>) {
         let _ = list;
     }
 
-    /// Something new; to be called until there is nothing.
+    /// The next change; to be called until there is none.
     #[must_use]
     fn poll(&mut self) -> Option<News>;
 }
 
-/// As people write it: `52:54:00:00:00:01`.
+/// The MAC as text: `52:54:00:00:00:01`.
 #[must_use]
 pub fn mac_text(mac: Mac) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")

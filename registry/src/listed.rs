@@ -1,4 +1,4 @@
-//! A list that an operator wrote: the default. It is right as long as he keeps it so.
+//! A list written by an operator: the default back-end. Nobody checks the list.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -11,19 +11,19 @@ use crate::{Claim, Host, Mac, News, Registry, Station};
 #[derive(Debug)]
 pub struct Listed {
     stations: BTreeMap<(u32, Mac), Station>,
-    /// Of this host.
+    /// Claims of this host.
     claims: BTreeSet<(u32, Mac)>,
     own: BTreeMap<u32, Host>,
     news: VecDeque<News>,
-    /// It rings as long as there are some.
+    /// It rings as long as there are changes to report.
     bell: Bell,
 }
 
 impl Listed {
-    /// With this list, in which a station of a VNI is once.
+    /// A registry with this list, in which a VNI has each station once.
     ///
     /// # Errors
-    /// There is no descriptor for it.
+    /// No descriptor is left for the bell.
     pub fn new(list: Vec<Station>) -> io::Result<Self> {
         let mut new = Self {
             stations: BTreeMap::new(),
@@ -41,7 +41,7 @@ impl Listed {
         self.bell.ring();
     }
 
-    /// A station of this host is none of the others.
+    /// Reports a listed station, unless it is of this host.
     fn tell(&mut self, key: (u32, Mac)) {
         let Some(station) = self.stations.get(&key) else { return };
         let is_own = self.own.get(&key.0).is_some_and(|own| own.address == station.host);
@@ -49,7 +49,7 @@ impl Listed {
         self.add(News::Station { vni: key.0, mac: key.1, now });
     }
 
-    /// A station is here, unless the list has it elsewhere; without it nobody knows.
+    /// Judges a claim: refused if the list has the station elsewhere, unlisted without an entry.
     fn judge(&mut self, key: (u32, Mac)) {
         let own = self.own.get(&key.0).map(|own| own.address);
         let listed = self.stations.get(&key).map(|station| station.host);

@@ -1,8 +1,9 @@
-//! Words between two threads, of which the last about a key is the only one that counts.
+//! A mailbox between two threads that keeps the last message about each key.
 //!
-//! A channel with an end, and in front of it a place for each key, so that nobody waits and nothing
-//! is lost when the other side is slow: a word that is not yet taken is replaced by the next. Each
-//! side has a bell (an eventfd); it is rung when there is something, and when there is room again.
+//! A bounded channel with a place for each key in front of it, so that neither side waits and no
+//! key is lost when the other side is slow: a message that is not yet taken is replaced by the
+//! next. Each side has a bell (an eventfd); it rings when there are messages and when there is room
+//! again.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,7 +14,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_cha
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// Words that the channel holds.
+/// Messages that the channel holds.
 const CHANNEL: usize = 1024;
 
 /// An eventfd.
@@ -21,32 +22,32 @@ const CHANNEL: usize = 1024;
 pub struct Bell(Arc<OwnedFd>);
 
 impl Bell {
-    /// A silent one.
+    /// A bell that has not rung.
     ///
     /// # Errors
-    /// The system's.
+    /// The system call's.
     pub fn new() -> io::Result<Self> {
         Ok(Self(Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?)))
     }
 
-    /// Who waits for it wakes.
+    /// Wakes the thread that polls [`Self::fd`].
     pub fn ring(&self) {
         let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
     }
 
-    /// It is silent until it is rung again.
+    /// Silences the bell until it rings again.
     pub fn silence(&self) {
         let _ = rustix::io::read(&*self.0, &mut [0; 8]);
     }
 
-    /// Readable when it was rung.
+    /// Readable after the bell has rung.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-/// Where words come in.
+/// The receiving end.
 #[derive(Debug)]
 pub struct Inbox<T> {
     channel: Receiver<T>,
@@ -55,7 +56,7 @@ pub struct Inbox<T> {
     sender_waits: Arc<AtomicBool>,
 }
 
-/// Where words go out.
+/// The sending end.
 #[derive(Debug)]
 pub struct Outbox<K, T> {
     channel: SyncSender<T>,
@@ -64,7 +65,7 @@ pub struct Outbox<K, T> {
     waits: Arc<AtomicBool>,
 }
 
-/// Words from who has the bell `from` to who has the bell `to`.
+/// A mailbox whose sender owns the bell `from` and whose receiver owns the bell `to`.
 #[must_use]
 pub fn mail<K: Ord, T>(from: &Bell, to: &Bell) -> (Outbox<K, T>, Inbox<T>) {
     let (sender, receiver) = sync_channel(CHANNEL);
@@ -75,17 +76,17 @@ pub fn mail<K: Ord, T>(from: &Bell, to: &Bell) -> (Outbox<K, T>, Inbox<T>) {
 }
 
 impl<T> Inbox<T> {
-    /// The next word, if there is one.
+    /// The next message, if there is one.
     ///
     /// # Errors
-    /// The other side has gone.
+    /// The other end has been dropped.
     pub fn take(&self) -> Result<Option<T>, Gone> {
         let first = self.channel.try_recv();
         if first.is_ok() {
             return first.map(Some).map_err(|_| Gone);
         }
         self.bell.silence();
-        // It may have come before the bell was silent.
+        // A message may have come before the bell was silent.
         let word = match self.channel.try_recv() {
             Ok(word) => Some(word),
             Err(TryRecvError::Empty) => None,
@@ -101,23 +102,24 @@ impl<T> Inbox<T> {
     }
 }
 
-/// The other side is no more.
+/// The other end has been dropped.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Gone;
 
 impl<K: Ord + Clone, T> Outbox<K, T> {
-    /// The last word about `key`.
+    /// Sends `word` as the last message about `key`.
     pub fn post(&mut self, key: K, word: T) {
         self.waiting.insert(key, word);
         self.flush();
     }
 
-    /// Takes back the word about `key`, if the other side had no room for it yet.
+    /// Takes back the message about `key` if it has not entered the channel yet.
     pub fn take_back(&mut self, key: &K) -> Option<T> {
         self.waiting.remove(key)
     }
 
-    /// Hands over what waits, as much as there is room for. To be called when the own bell rings.
+    /// Moves waiting messages into the channel while it has room. To be called when the own bell
+    /// rings.
     pub fn flush(&mut self) {
         let (mut rang, mut told) = (false, false);
         while let Some((key, word)) = self.waiting.pop_first() {
@@ -126,7 +128,7 @@ impl<K: Ord + Clone, T> Outbox<K, T> {
                 Err(TrySendError::Disconnected(_)) => self.waiting.clear(),
                 Err(TrySendError::Full(word)) => {
                     self.waiting.insert(key, word);
-                    // The other side may have taken all before it could see that we wait.
+                    // The receiver may have emptied the channel before it could see that we wait.
                     if std::mem::replace(&mut told, true) {
                         break;
                     }

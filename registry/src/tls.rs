@@ -1,4 +1,4 @@
-//! Certificates and keys, out of files, which somebody renews.
+//! Certificates and keys from files, which are read again when they are renewed.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -11,18 +11,18 @@ use rustls::{ClientConfig, RootCertStore};
 /// Files in PEM.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Files {
-    /// Who vouches for others.
+    /// Certificates of the CAs that peers must have.
     pub ca: PathBuf,
     /// A certificate of this host, and its key.
     pub own: Option<(PathBuf, PathBuf)>,
 }
 
-/// A certificate, those between it and who vouches for it, and its key.
+/// A certificate, its intermediate certificates and its key.
 #[derive(Debug)]
 pub struct Own {
-    /// Its own first.
+    /// The own certificate comes first.
     pub chain: Vec<CertificateDer<'static>>,
-    /// Of the first.
+    /// Key of the first certificate.
     pub key: PrivateKeyDer<'static>,
 }
 
@@ -38,7 +38,7 @@ fn error(path: &Path, what: &dyn std::fmt::Display) -> TlsError {
     TlsError { path: path.into(), what: what.to_string() }
 }
 
-/// Without what is in the file, which may be a key.
+/// The error without the file's content, which may be a key.
 fn words(e: &pem::Error) -> String {
     match e {
         pem::Error::IllegalSectionStart { .. } => "the beginning of a section is damaged".into(),
@@ -48,7 +48,7 @@ fn words(e: &pem::Error) -> String {
 }
 
 impl Files {
-    /// All of them.
+    /// All files.
     pub fn all(&self) -> impl Iterator<Item = &PathBuf> {
         let own = self.own.iter().flat_map(|(chain, key)| [chain, key]);
         std::iter::once(&self.ca).chain(own)
@@ -62,10 +62,10 @@ impl Files {
         self.all().map(stamp).collect()
     }
 
-    /// Who vouches for others.
+    /// Certificates of the CAs that peers must have.
     ///
     /// # Errors
-    /// The file is wrong.
+    /// The file cannot be used.
     pub fn read_ca(&self) -> Result<RootCertStore, TlsError> {
         let mut roots = RootCertStore::empty();
         for root in certificates(&self.ca)? {
@@ -74,23 +74,23 @@ impl Files {
         Ok(roots)
     }
 
-    /// What this host shows, if anything.
+    /// The certificate of this host, if it has one.
     ///
     /// # Errors
-    /// The first file that is wrong.
+    /// The first file that cannot be used.
     pub fn read_own(&self) -> Result<Option<Own>, TlsError> {
         let Some((chain, key)) = &self.own else { return Ok(None) };
         let key = PrivateKeyDer::from_pem_file(key).map_err(|e| error(key, &words(&e)))?;
         Ok(Some(Own { chain: certificates(chain)?, key }))
     }
 
-    /// What is wrong with what this host shows.
+    /// The reason why this host's certificate cannot be used.
     #[must_use]
     pub fn own_is_wrong(&self, what: &dyn std::fmt::Display) -> TlsError {
         error(self.own.as_ref().map_or(&self.ca, |(chain, _)| chain), what)
     }
 
-    /// How to speak to servers.
+    /// The configuration of a TLS client.
     fn client(&self) -> Result<Arc<ClientConfig>, TlsError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
@@ -107,44 +107,43 @@ impl Files {
     }
 }
 
-/// What tells whether a file is another now: its number and size, and when it was written.
+/// A file's identity: inode, size, time of its last change.
 type Stamp = (u64, u64, (i64, i64));
 
-/// What was made of files, and is made again when they are others: how to speak to servers, or what
-/// else `C` is.
+/// A value `C` made from files (a TLS configuration), which is made again when the files change.
 #[derive(Clone, Debug)]
 pub struct Tls<C = Arc<ClientConfig>> {
     files: Files,
-    /// Of each file when it was read last; `None`: it was not there.
+    /// Of each file when it was last read; `None`: the file was missing.
     stamps: Vec<Option<Stamp>>,
     config: C,
     read: fn(&Files) -> Result<C, TlsError>,
 }
 
 impl Tls {
-    /// Reads them for the first time.
+    /// Reads the files for the first time.
     ///
     /// # Errors
-    /// The first that is wrong.
+    /// The first file that cannot be used.
     pub fn new(files: Files) -> Result<Self, TlsError> {
         Self::of(files, Files::client)
     }
 }
 
 impl<C> Tls<C> {
-    /// Reads them for the first time, by this function.
+    /// Reads the files for the first time, by the function `read`.
     ///
     /// # Errors
-    /// The function's.
+    /// Those of `read`.
     pub fn of(files: Files, read: fn(&Files) -> Result<C, TlsError>) -> Result<Self, TlsError> {
         let stamps = files.stamps(); // before, so that a file that changes meanwhile is read again
         Ok(Self { stamps, config: read(&files)?, files, read })
     }
 
-    /// Reads them again if one has changed since; whether it has.
+    /// Reads the files again if one has changed; returns whether one has.
     ///
     /// # Errors
-    /// As the first time, once for each change; what was read before counts.
+    /// As for the first time, once for each change; the earlier value stays.
     pub fn renew(&mut self) -> Result<bool, TlsError> {
         let stamps = self.files.stamps();
         if stamps == self.stamps {
@@ -155,7 +154,7 @@ impl<C> Tls<C> {
         Ok(true)
     }
 
-    /// What was made of them last.
+    /// The last value that was made of the files.
     pub const fn config(&self) -> &C {
         &self.config
     }

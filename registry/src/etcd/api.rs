@@ -1,5 +1,5 @@
-//! What etcd's gateway is asked, and what it says (etcd 3.4, `rpc.proto`, as JSON: numbers of 64
-//! bits are strings, bytes are base64).
+//! Requests to etcd's gateway and its answers (etcd 3.4, `rpc.proto`, as JSON: numbers of 64 bits
+//! are strings, bytes are base64).
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -7,9 +7,9 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 use serde_json::{Value, json};
 
-use super::words::VALUE_BYTES_MAX;
+use super::schema::VALUE_BYTES_MAX;
 
-/// A key and what is there.
+/// A key and its value.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq)]
 #[serde(default)]
 pub(super) struct Kv {
@@ -24,7 +24,7 @@ pub(super) struct Kv {
 }
 
 impl Kv {
-    /// Bytes of both.
+    /// Bytes of key and value.
     pub(super) fn len(&self) -> usize {
         self.key.len() + self.value.len()
     }
@@ -42,7 +42,7 @@ pub(super) struct Header {
 pub(super) struct Range {
     pub(super) header: Header,
     pub(super) kvs: Vec<Kv>,
-    /// There are more behind these.
+    /// More keys follow.
     pub(super) more: bool,
 }
 
@@ -52,7 +52,7 @@ pub(super) struct Token {
     pub(super) token: String,
 }
 
-/// To a grant, and to a sign of life: no seconds are left to a lease that is not there.
+/// The answer to a grant and to a keep-alive; a lease that does not exist has no seconds left.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Lease {
@@ -62,7 +62,7 @@ pub(super) struct Lease {
     pub(super) ttl_s: i64,
 }
 
-/// What a stream says.
+/// A line of a stream.
 #[derive(Debug, Deserialize)]
 pub(super) struct Streamed<T> {
     pub(super) result: Option<T>,
@@ -72,7 +72,7 @@ pub(super) struct Streamed<T> {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Watched {
-    pub(super) events: Vec<Event>,
+    pub(super) events: Vec<WatchEvent>,
     pub(super) canceled: bool,
     #[serde(deserialize_with = "number")]
     pub(super) compact_revision: i64,
@@ -81,20 +81,20 @@ pub(super) struct Watched {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Event {
-    /// Something was put there if it is empty.
+pub(super) struct WatchEvent {
+    /// Empty for a put.
     #[serde(rename = "type")]
     pub(super) kind: String,
     pub(super) kv: Kv,
 }
 
-impl Event {
+impl WatchEvent {
     pub(super) fn is_deletion(&self) -> bool {
         self.kind == "DELETE"
     }
 }
 
-/// To a transaction of transactions.
+/// The answer to a transaction of transactions.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Done {
@@ -108,7 +108,7 @@ pub(super) struct DoneOne {
     pub(super) response_txn: Outcome,
 }
 
-/// To one of them.
+/// The answer to one inner transaction.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Outcome {
@@ -123,13 +123,13 @@ struct Found {
 }
 
 impl Outcome {
-    /// What was there instead.
+    /// The entry that failed the condition.
     pub(super) fn found(self) -> Option<Kv> {
         self.responses.into_iter().next()?.response_range.kvs.into_iter().next()
     }
 }
 
-/// An answer that is none.
+/// An error in place of an answer.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Refusal {
@@ -137,29 +137,29 @@ pub(super) struct Refusal {
     pub(super) message: String,
 }
 
-/// What must be so for a change to be made.
+/// Condition of a change.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum If {
-    /// Nothing is there.
+    /// The key does not exist.
     Vacant,
-    /// What is there was put there by this.
+    /// The entry was written at this revision.
     Since(i64),
-    /// It is of this lease.
+    /// The entry has this lease.
     Leased(i64),
-    /// Anyhow.
+    /// No condition.
     Any,
 }
 
 /// A change of one key.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub(super) struct Step {
+pub(super) struct KeyChange {
     pub(super) key: String,
     pub(super) condition: If,
-    /// `None`: nothing is there any more.
+    /// `None`: the key is deleted.
     pub(super) value: Option<String>,
 }
 
-impl Step {
+impl KeyChange {
     fn request(&self, lease: i64) -> Value {
         let key = encoded(&self.key);
         let compare = match self.condition {
@@ -187,31 +187,31 @@ impl Step {
     }
 }
 
-/// Changes in one go, each of them if its condition is met.
-pub(super) fn transaction(steps: &[Step], lease: i64) -> Value {
+/// One transaction of several changes, each with its own condition.
+pub(super) fn transaction(steps: &[KeyChange], lease: i64) -> Value {
     let steps: Vec<_> = steps.iter().map(|step| step.request(lease)).collect();
     json!({"success": steps})
 }
 
-/// All keys that begin so.
+/// A request for all keys with this prefix.
 pub(super) fn range(prefix: &str) -> Value {
     json!({"key": encoded(prefix), "range_end": STANDARD.encode(end_of(prefix))})
 }
 
-/// Some of them.
+/// A page of the keys with a prefix.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Page<'a> {
-    /// They are behind this key; the first if there is none.
+    /// The page begins behind this key; `None`: at the first key.
     pub(super) behind: Option<&'a [u8]>,
-    /// As of this revision; 0: of the last.
+    /// Revision of the answer; 0: the newest.
     pub(super) revision: i64,
-    /// So many at most.
+    /// Most keys in the page.
     pub(super) limit: usize,
-    /// Without what is there.
+    /// Keys without values.
     pub(super) keys_only: bool,
 }
 
-/// The next of all keys that begin so.
+/// A request for one page of the keys with this prefix.
 pub(super) fn page(prefix: &str, page: Page<'_>) -> Value {
     let Page { behind, revision, limit, keys_only } = page;
     let mut request = range(prefix);
@@ -224,7 +224,7 @@ pub(super) fn page(prefix: &str, page: Page<'_>) -> Value {
     request
 }
 
-/// What happens to them from this revision on; of much at once not all in one line.
+/// A request for the changes from this revision on; large ones are fragmented over lines.
 pub(super) fn watch(prefix: &str, revision: i64) -> Value {
     let mut request = range(prefix);
     request["start_revision"] = revision.to_string().into();
@@ -236,7 +236,7 @@ fn encoded(text: &str) -> String {
     STANDARD.encode(text)
 }
 
-/// The first key behind those that begin so.
+/// The first key behind those with this prefix.
 fn end_of(prefix: &str) -> Vec<u8> {
     let mut end = prefix.as_bytes().to_vec();
     if let Some(last) = end.last_mut() {
@@ -257,7 +257,7 @@ fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u8>, D::Error> {
     STANDARD.decode(String::deserialize(from)?).map_err(D::Error::custom)
 }
 
-/// Of bytes that are no text, or too many, something is left that is nobody's.
+/// Bytes that are not text, or too many, become a text that no parser accepts.
 fn text<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     let mut bytes = bytes(from)?;
     if bytes.len() > VALUE_BYTES_MAX {

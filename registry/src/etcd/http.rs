@@ -14,35 +14,35 @@ use rustls::{ClientConfig, ClientConnection, StreamOwned};
 
 use crate::mail::Bell;
 
-/// How long a member may be silent in an answer, at most, and how long all of that may take.
+/// Longest silence of a member within an answer, and longest time of the whole answer.
 const SILENT_MAX: Duration = Duration::from_secs(2);
 const ANSWER_MAX: Duration = Duration::from_secs(10);
-/// The least that it may take, however short a lease is.
+/// Least time for an answer, however short the lease is.
 const ANSWER_MIN: Duration = Duration::from_secs(1);
-/// How long questions may take when nobody wants to know the answers any more.
+/// Longest time of requests after the registry was dropped.
 const STOP_MAX: Duration = Duration::from_secs(2);
-/// Bytes of an answer's head, and of its body or a line of it, at most.
+/// Most bytes of an answer's head, and of its body or one line of it.
 const HEAD_MAX: usize = 16 << 10;
 const BODY_MAX: usize = 16 << 20;
 
 /// A member of the cluster.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Endpoint {
-    /// Its address and port.
+    /// The member's address and port.
     pub address: SocketAddr,
-    /// It speaks TLS.
+    /// Whether the member speaks TLS.
     pub is_tls: bool,
 }
 
-/// Who connects to members: gives a TCP connection to the one with this place in the list, within a
-/// second or two, that finds out by itself when the other end is dead (SO_KEEPALIVE).
+/// Opens TCP connections to members, which are named by their place in the list. It returns within
+/// a second or two, and the connection notices a dead peer by itself (SO_KEEPALIVE).
 #[derive(Clone)]
 pub struct Connector(Arc<Connect>);
 
 type Connect = dyn Fn(usize) -> io::Result<TcpStream> + Send + Sync;
 
 impl Connector {
-    /// It does.
+    /// A connector that calls `connect`.
     pub fn new(connect: impl Fn(usize) -> io::Result<TcpStream> + Send + Sync + 'static) -> Self {
         Self(Arc::new(connect))
     }
@@ -58,7 +58,7 @@ impl fmt::Debug for Connector {
     }
 }
 
-/// How long a member may take.
+/// Time limits of a member.
 #[derive(Clone, Debug)]
 pub(super) struct Patience {
     answer: Duration,
@@ -66,18 +66,17 @@ pub(super) struct Patience {
 }
 
 impl Patience {
-    /// With a lease of `ttl`: when one member has taken too long another can still give a sign of
-    /// life.
+    /// Limits for a lease of `ttl`: after a member that took too long, another can still renew it.
     pub(super) fn new(ttl: Duration, stop: Stop) -> Self {
         Self { answer: (ttl / 3).clamp(ANSWER_MIN, ANSWER_MAX), stop }
     }
 }
 
-/// Says, once and for all, that questions have to come to an end.
+/// The order to end requests, which cannot be taken back.
 #[derive(Clone, Debug)]
 pub(super) struct Stop {
     bell: Bell,
-    /// When they have.
+    /// The deadline; unset: requests go on.
     until: Arc<OnceLock<Instant>>,
 }
 
@@ -101,7 +100,7 @@ struct Socket {
 }
 
 impl Socket {
-    /// Does something as soon as the socket can.
+    /// Runs an operation as soon as the socket is ready.
     fn do_when<T>(
         &mut self,
         ready: PollFlags,
@@ -119,7 +118,7 @@ impl Socket {
                     }
                     let left = Timespec::try_from(left).ok();
                     let mut fds = vec![PollFd::new(&self.tcp, ready)];
-                    // It stays readable, and is known then.
+                    // The bell stays readable, so later polls see it too.
                     let bell = || PollFd::from_borrowed_fd(stop.bell.fd(), PollFlags::IN);
                     fds.extend(stops.is_none().then(bell));
                     let _ = poll(&mut fds, left.as_ref());
@@ -188,7 +187,7 @@ pub(super) struct Conn {
     endpoint: Endpoint,
     stream: Stream,
     patience: Patience,
-    /// What was read and is not used yet.
+    /// Bytes that were read and not used yet.
     rest: Vec<u8>,
 }
 
@@ -228,8 +227,8 @@ impl Conn {
         Ok(Self { endpoint, stream, patience: patience.clone(), rest: Vec::new() })
     }
 
-    /// Asks, and waits for the answer: its status and its body. Errors: `FileTooLarge`, if it has
-    /// more than [`BODY_MAX`] bytes; after any, nothing can be asked here any more.
+    /// Sends a request and waits for the answer: status and body. Errors: `FileTooLarge` for more
+    /// than [`BODY_MAX`] bytes; after any error the connection is unusable.
     pub(super) fn ask(
         &mut self,
         path: &str,
@@ -263,7 +262,7 @@ impl Conn {
         }
     }
 
-    /// Asks for an answer that goes on for ever.
+    /// Sends a request whose answer is an endless stream.
     pub(super) fn follow(
         mut self,
         path: &str,
@@ -307,7 +306,7 @@ impl Conn {
         }
     }
 
-    /// Waits for more bytes, which come before `end`.
+    /// Reads more bytes, until `end` at the latest.
     fn fill(&mut self, end: Instant) -> io::Result<()> {
         self.stream.wait_until(Some(end.min(Instant::now() + SILENT_MAX)));
         self.read_some()
@@ -325,7 +324,7 @@ impl Conn {
     }
 }
 
-/// An answer that goes on for ever, line by line.
+/// An endless answer, line by line.
 pub(super) struct Lines {
     conn: Conn,
     chunks: Chunks,
@@ -338,7 +337,7 @@ impl Lines {
         self.conn.stream.socket().tcp.as_fd()
     }
 
-    /// The lines that have come. Errors: no more will.
+    /// The lines received since. After an error no more lines come.
     pub(super) fn take(&mut self) -> io::Result<Vec<Vec<u8>>> {
         let ended = loop {
             self.chunks.take(&mut self.conn.rest, &mut self.text)?;
@@ -371,7 +370,7 @@ enum Chunks {
     /// Before the length of a chunk.
     #[default]
     Length,
-    /// So many bytes of data are to come.
+    /// Within a chunk: bytes of data to come.
     Data(usize),
     /// Behind the data.
     AfterData,
@@ -385,7 +384,7 @@ impl Chunks {
         matches!(self, Self::End)
     }
 
-    /// Moves what is data from `bytes` to `data`.
+    /// Moves the data in `bytes` to `data`.
     fn take(&mut self, bytes: &mut Vec<u8>, data: &mut Vec<u8>) -> io::Result<()> {
         let bad = || io::Error::other("a chunk without a length");
         let mut at = 0;
@@ -448,7 +447,7 @@ fn parse_head(head: &[u8]) -> io::Result<Head> {
             length = Length::Known(value.trim().parse().map_err(|_| bad())?);
         } else if name.eq_ignore_ascii_case("transfer-encoding") {
             length = Length::Chunked;
-            break; // it counts more (section 6.3)
+            break; // it overrides the length (section 6.3)
         }
     }
     Ok(Head { status, length })

@@ -1,20 +1,20 @@
 //! etcd: hosts that find each other, with leases, by its gateway (JSON over HTTP).
 //!
-//! A host's entries have its lease: when it dies they go. Who claims a MAC first has it; who claims
-//! it later says so beside it (`words`), for the holder to know, and gets it when it is free. The
-//! thread (`session`) waits for etcd, so that the caller never does.
+//! A host's entries have its lease: they expire after the host's death. The first claim of a MAC
+//! wins; a later one is a waiting key beside it (`schema`), which the holder sees, and wins when the
+//! MAC is free. The thread (`session`) waits for etcd, so that the caller never does.
 //!
 //! The gateway and not gRPC, because that would bring a hundred crates, a compiler for its
-//! interfaces and an asynchronous runtime, where this needs TLS, base64 and 300 lines of HTTP. What
-//! the gateway cannot: log in by the name in a client certificate. One is shown if there
-//! is one; names come with a password.
+//! interfaces and an asynchronous runtime, where this needs TLS, base64 and 300 lines of HTTP. The
+//! gateway cannot log in by the name in a client certificate: the certificate is shown if there is
+//! one, and names come with a password.
 
 mod api;
+mod entries;
 mod http;
-mod known;
 mod rehearsal;
+mod schema;
 mod session;
-mod words;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,27 +25,27 @@ use std::thread::JoinHandle;
 use crate::mail::{Bell, Gone, Inbox, Outbox, mail};
 pub use crate::tls::{Files, Tls, TlsError};
 use crate::{Host, Mac, News, Registry, Station};
+use entries::Wanted;
 use http::Stop;
 pub use http::{Connector, Endpoint};
-use known::Wanted;
 pub use rehearsal::Rehearsal;
+use schema::{Key, write_host, write_station};
 use session::Thread;
-use words::{Key, write_host, write_station};
 
-/// Where etcd is, and how to speak with it.
+/// Configuration of the etcd back-end.
 #[derive(Clone)]
 pub struct Config {
-    /// The members of the cluster; one at least.
+    /// Members of the cluster, at least one.
     pub members: Vec<Endpoint>,
-    /// Who connects to them.
+    /// Opens connections to members.
     pub connector: Connector,
-    /// For those that speak TLS.
+    /// TLS configuration for members that need it.
     pub tls: Option<Tls>,
-    /// A name and its password.
+    /// User name and password.
     pub user: Option<(String, String)>,
-    /// What all keys begin with.
+    /// Prefix of all keys.
     pub prefix: String,
-    /// Seconds after which the entries of a host that gives no sign of life are gone.
+    /// Seconds until the entries of a silent host expire.
     pub ttl_s: u16,
 }
 
@@ -56,14 +56,14 @@ impl fmt::Debug for Config {
     }
 }
 
-/// What news are about: of each the last counts.
+/// Subject of a change; the last change of each subject counts.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 enum Topic {
     /// Whether etcd answers.
     Link,
-    /// How many stations are left out.
+    /// Number of left-out stations.
     LeftOut,
-    /// Another host, or its station.
+    /// Another host or a station of it.
     Of(Key),
     /// A claim of this host.
     Claim(u32, Mac),
@@ -76,7 +76,7 @@ pub struct Etcd {
     wishes: Option<Outbox<Key, (Key, Option<Wanted>)>>,
     news: Inbox<News>,
     bell: Bell,
-    /// Of the thread.
+    /// The thread's bell.
     far: Bell,
     stop: Stop,
     thread: Option<JoinHandle<()>>,
@@ -85,10 +85,10 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    /// Starts the thread, which inherits what the caller's may do.
+    /// Starts the thread, which inherits the privileges of the caller's.
     ///
     /// # Errors
-    /// The system's.
+    /// The system call's.
     pub fn start(config: Config) -> io::Result<Self> {
         let (mut new, thread) = Self::prepare(config)?;
         let thread = std::thread::Builder::new().name("registry".into()).spawn(|| thread.run())?;
@@ -96,7 +96,7 @@ impl Etcd {
         Ok(new)
     }
 
-    /// It, and its thread, which does not run yet.
+    /// A registry and its thread, which does not run yet.
     fn prepare(config: Config) -> io::Result<(Self, Thread)> {
         let (near, far) = (Bell::new()?, Bell::new()?);
         let (wishes, from_worker) = mail(&near, &far);
@@ -173,7 +173,7 @@ impl Registry for Etcd {
 }
 
 impl Drop for Etcd {
-    /// The entries of this host go, if etcd answers within seconds.
+    /// Deletes the entries of this host, if etcd answers within seconds.
     fn drop(&mut self) {
         self.wishes = None;
         self.stop.say();
@@ -185,6 +185,6 @@ impl Drop for Etcd {
 }
 
 #[cfg(test)]
-mod played;
+mod script;
 #[cfg(test)]
 mod tests;

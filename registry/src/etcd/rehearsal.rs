@@ -1,5 +1,4 @@
-//! Sessions with a member whose answers are known before they are asked for: for the fuzz target,
-//! which makes them up.
+//! Sessions with a member whose answers are given in advance, for the fuzz target.
 
 use std::collections::VecDeque;
 use std::io::{self, Write as _};
@@ -12,14 +11,14 @@ use super::session::Thread;
 use super::{Config, Connector, Endpoint, Etcd};
 use crate::{News, Registry as _};
 
-/// A registry without a thread: a session takes place when it is called for.
+/// A registry without a thread: each call of `session` runs one.
 pub struct Rehearsal {
     etcd: Etcd,
     thread: Thread,
     member: Arc<Mutex<Member>>,
 }
 
-/// What the member says by its next connections, and its ends of those that there are.
+/// The member's answers for its next connections, and its ends of the present ones.
 #[derive(Default)]
 struct Member {
     answers: VecDeque<Vec<u8>>,
@@ -41,10 +40,10 @@ impl Member {
 }
 
 impl Rehearsal {
-    /// Of keys that begin so.
+    /// A registry of the keys with this prefix.
     ///
     /// # Errors
-    /// The system's.
+    /// The system call's.
     pub fn new(prefix: &str) -> io::Result<Self> {
         let member = Arc::<Mutex<Member>>::default();
         let theirs = Arc::clone(&member);
@@ -61,13 +60,13 @@ impl Rehearsal {
         Ok(Self { etcd, thread, member })
     }
 
-    /// To say what this host has.
+    /// The registry's interface.
     pub fn registry(&mut self) -> &mut Etcd {
         &mut self.etcd
     }
 
-    /// A session in which the member says this by each of its connections, one after the other, and
-    /// then hangs up: why it ended. Nothing is waited for. No answer may be longer than the buffer
+    /// Runs a session in which each connection of the member gives the next answer and then closes;
+    /// returns why the session ended. The session never waits. An answer must fit into the buffer
     /// of a socket.
     pub fn session(&mut self, answers: Vec<Vec<u8>>) -> Option<String> {
         let member = Member { answers: answers.into(), ends: Vec::new() };
@@ -75,7 +74,7 @@ impl Rehearsal {
         self.thread.one_session().map(|(why, _)| why)
     }
 
-    /// What is new.
+    /// The changes.
     pub fn news(&mut self) -> Vec<News> {
         let mut all = Vec::new();
         loop {

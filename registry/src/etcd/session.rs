@@ -1,9 +1,9 @@
 //! The thread that talks to etcd: one session at a time, with one member.
 //!
-//! A session: a lease (the old one if it still lives), all that is there, a watch from there on;
-//! then claims, signs of life and what the watch says, until something goes wrong. Then there is
-//! another session, with the next member, which begins with all that is there: so a compaction, a
-//! watch that ended and a member that died are one case.
+//! A session gets a lease (the old one if it is still valid), reads all entries, and watches from
+//! there on; then it claims, renews the lease and follows the watch until an error. Then another
+//! session begins with the next member and reads all entries again: so a compaction, the end of a
+//! watch and the death of a member are one case.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -13,9 +13,9 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::api::{self, Done, Kv, Lease, Page, Range, Refusal, Streamed, Token, Watched};
+use super::entries::{BYTES_MAX, EntryTable, KEYS_MAX, Wanted};
 use super::http::{Conn, Lines, Patience, Stop};
-use super::known::{BYTES_MAX, KEYS_MAX, Known, Wanted};
-use super::words::{Key, plain};
+use super::schema::{Key, plain};
 use super::{Config, Tls, Topic};
 use crate::mail::{Bell, Gone, Inbox, Outbox};
 use crate::{News, STATIONS_MAX};
@@ -24,28 +24,28 @@ use crate::{News, STATIONS_MAX};
 const PAGE_MAX: usize = 2048;
 /// Steps of one transaction: a member takes 128, and counts both levels (`--max-txn-ops`).
 const STEPS_MAX: usize = 60;
-/// How often steps are looked for again, as when others are faster.
+/// Most rounds of steps, as when other hosts are faster.
 const ROUNDS_MAX: usize = 8;
-/// Between two rounds of all members, at first and at last.
+/// Shortest and longest pause between two rounds of all members.
 const REST_MIN: Duration = Duration::from_millis(100);
 const REST_MAX: Duration = Duration::from_secs(1);
-/// Bytes that are said of what went wrong, at most.
+/// Most bytes of an error's text.
 const WHY_BYTES_MAX: usize = 300;
-/// gRPC's code for a token that counts no longer.
+/// gRPC's code for an expired token.
 const UNAUTHENTICATED: i64 = 16;
 
 /// Why a session ended.
 #[derive(Debug)]
 pub(super) enum End {
-    /// It is not wanted any more.
+    /// The registry was dropped.
     Stopped,
-    /// The next one may go better, with the same member.
+    /// The next session is with the same member.
     Stale(String),
-    /// The lease has run out: likewise.
+    /// The lease has expired; the next session is with the same member.
     Expired,
-    /// The member does not answer as it should.
+    /// The member answers wrongly or not at all.
     Failed(String),
-    /// It has too much to say at once.
+    /// An answer is too large.
     TooLarge,
 }
 
@@ -70,26 +70,26 @@ pub(super) struct Thread {
     pub(super) bell: Bell,
     pub(super) wishes: Inbox<(Key, Option<Wanted>)>,
     pub(super) news: Outbox<Topic, News>,
-    pub(super) known: Known,
+    pub(super) known: EntryTable,
     patience: Patience,
     lease: Option<i64>,
     /// The member of this session or the next.
     member: usize,
-    /// Since when the session does what it is for.
+    /// Time since which the session follows the watch.
     up: Option<Instant>,
-    /// Members that have failed since one did not for a while.
+    /// Members that have failed since the last session that lasted.
     failed: usize,
     rest: Duration,
 }
 
-/// Questions to one member.
+/// A connection for requests to one member.
 struct Member<'a> {
     config: &'a Config,
     patience: &'a Patience,
     member: usize,
     conn: Conn,
     token: Option<String>,
-    /// When the next sign of life is due, and of which lease.
+    /// Time of the next keep-alive, and its lease.
     sign: Option<(Instant, i64)>,
 }
 
@@ -101,7 +101,7 @@ impl Thread {
         wishes: Inbox<(Key, Option<Wanted>)>,
         news: Outbox<Topic, News>,
     ) -> Self {
-        let known = Known::new(&config.prefix, STATIONS_MAX);
+        let known = EntryTable::new(&config.prefix, STATIONS_MAX);
         let patience = Patience::new(Duration::from_secs(config.ttl_s.into()), stop);
         Self {
             config,
@@ -118,7 +118,7 @@ impl Thread {
         }
     }
 
-    /// Until nobody wants it any more.
+    /// Runs sessions until the registry is dropped.
     pub(super) fn run(mut self) {
         while let Some((why, is_same)) = self.one_session() {
             if self.handle_end(why, is_same).is_err() {
@@ -127,8 +127,8 @@ impl Thread {
         }
     }
 
-    /// A session: why it ended, for people, and whether the next is with the same member. `None`:
-    /// there is to be no other.
+    /// Runs a session; returns why it ended, for operators, and whether the next is with the same
+    /// member. `None`: no session follows.
     pub(super) fn one_session(&mut self) -> Option<(String, bool)> {
         let ended = self.session();
         let up = self.up.take();
@@ -150,7 +150,7 @@ impl Thread {
         Some((plain(&format!("{address}: {why}"), WHY_BYTES_MAX), is_same))
     }
 
-    /// The next session is with the same member, or the next; if all have failed, after a while.
+    /// Chooses the member of the next session; waits if all have failed.
     fn handle_end(&mut self, why: String, is_same: bool) -> Result<(), Gone> {
         if is_same {
             tracing::info!("etcd: {why}; another session");
@@ -169,7 +169,7 @@ impl Thread {
         self.rest(rest)
     }
 
-    /// Waits, and takes note of wishes meanwhile.
+    /// Waits, and takes new wishes meanwhile.
     fn rest(&mut self, time: Duration) -> Result<(), Gone> {
         let until = Instant::now() + time;
         loop {
@@ -182,7 +182,7 @@ impl Thread {
         }
     }
 
-    /// Takes note of wishes, and tells what is new.
+    /// Takes new wishes and reports changes.
     pub(super) fn exchange(&mut self) -> Result<(), Gone> {
         self.take_wishes()?;
         self.post_news();
@@ -203,7 +203,7 @@ impl Thread {
         }
     }
 
-    /// A session with the member whose turn it is.
+    /// Runs a session with the present member.
     fn session(&mut self) -> End {
         match self.config.tls.as_mut().map(Tls::renew) {
             Some(Ok(true)) => tracing::info!("etcd: certificates have changed"),
@@ -252,7 +252,7 @@ impl Thread {
         loop {
             for line in lines.take()? {
                 self.handle_line(&line)?;
-                is_heard = true; // etcd says first that it watches
+                is_heard = true; // the first line confirms the watch
             }
             look_for_room(self.known.len())?;
             self.take_wishes()?;
@@ -285,7 +285,7 @@ impl Thread {
         Ok(())
     }
 
-    /// Makes what is there what is wanted.
+    /// Brings the entries to the wanted state.
     fn settle(&mut self, member: &mut Member<'_>) -> Result<(), End> {
         for _ in 0..ROUNDS_MAX {
             let steps = self.known.steps();
@@ -307,7 +307,7 @@ impl Thread {
         Ok(())
     }
 
-    /// What is of this host goes at once.
+    /// Deletes all entries of this host at once.
     fn say_goodbye(&self, member: &mut Member<'_>) -> End {
         let lease = json!({"ID": self.lease.unwrap_or_default().to_string()});
         if let Err(e) = member.ask::<Value>("/v3/lease/revoke", &lease) {
@@ -317,7 +317,7 @@ impl Thread {
     }
 }
 
-/// With more keys than there is room for what was known stays in force.
+/// Fails if there are too many keys; then the entries known before stay in force.
 fn look_for_room((keys, bytes): (usize, usize)) -> Result<(), End> {
     let too_many = |what: String| End::Failed(format!("there are {what} or more below the prefix"));
     match (keys, bytes) {
@@ -327,7 +327,7 @@ fn look_for_room((keys, bytes): (usize, usize)) -> Result<(), End> {
     }
 }
 
-/// Nothing is of this type.
+/// A type without values.
 enum Never {}
 
 impl<'a> Member<'a> {
@@ -369,19 +369,20 @@ impl<'a> Member<'a> {
         Ok(granted.id)
     }
 
-    /// When the one after one of now is due.
+    /// Time of the keep-alive that follows one sent now.
     fn next_sign(&self) -> Instant {
         Instant::now() + Duration::from_secs(self.config.ttl_s.into()) / 3
     }
 
-    /// To be called before every question that has to do with what is kept by the lease.
+    /// Renews the lease if that is due. To be called before every request about leased entries.
     fn sign_if_due(&mut self) -> Result<(), End> {
         let Some((due, lease)) = self.sign else { return Ok(()) };
         let is_fine = Instant::now() < due || self.keep_alive(lease)?;
         if is_fine { Ok(()) } else { Err(End::Expired) }
     }
 
-    /// All that is there, and as of which revision. What is too large to be read has no value.
+    /// All entries, and the revision of the answer. An entry that is too large to read has no
+    /// value.
     fn read_all(&mut self) -> Result<(Vec<Kv>, i64), End> {
         let (mut all, mut bytes) = (Vec::<Kv>::new(), 0);
         let (mut revision, mut limit, mut keys_only) = (0, PAGE_MAX, false);
@@ -414,7 +415,7 @@ impl<'a> Member<'a> {
         }
     }
 
-    /// A sign of life; whether the lease lives.
+    /// Sends a keep-alive; returns whether the lease is valid.
     fn keep_alive(&mut self, lease: i64) -> Result<bool, End> {
         self.sign = Some((self.next_sign(), lease));
         let body = json!({"ID": lease.to_string()});
@@ -423,7 +424,7 @@ impl<'a> Member<'a> {
         Ok(lease.ttl_s > 0)
     }
 
-    /// A watch has a connection of its own.
+    /// Opens a watch, which has a connection of its own.
     fn follow(&self, path: &str, body: &Value) -> Result<Lines, End> {
         let conn = connect(self.config, self.patience, self.member)?;
         Ok(conn.follow(path, self.token.as_deref(), body.to_string().as_bytes())?)
@@ -439,11 +440,11 @@ fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, End> {
     serde_json::from_slice(bytes).map_err(|e| End::Failed(format!("not what etcd says: {e}")))
 }
 
-/// Until there are lines, the bell rings or the time is up.
+/// Waits for lines, the bell or the end of `time`.
 fn wait(bell: &Bell, lines: Option<&Lines>, time: Duration) {
     let mut fds = vec![PollFd::from_borrowed_fd(bell.fd(), PollFlags::IN)];
     fds.extend(lines.map(|lines| PollFd::from_borrowed_fd(lines.fd(), PollFlags::IN)));
     let time = Timespec::try_from(time).ok();
-    // Whatever it says, all is looked at.
+    // The caller checks all sources, whatever `poll` returns.
     let _ = poll(&mut fds, time.as_ref());
 }

@@ -1,5 +1,5 @@
-//! Against etcd itself: three members on loopback in a namespace of the test's own, which die and
-//! come back. A host that is cut off reaches them through relays that stop.
+//! Tests against etcd itself: three members on loopback in a namespace of the test's own, which are
+//! killed and restarted. Hosts are cut off by relays that stop.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -20,16 +20,16 @@ use super::session::connect;
 use super::*;
 use crate::{Claim, Listeners, mac_text};
 
-/// What only a failure waits for.
+/// Longest wait of a test; only a failure reaches it.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
 pub(super) const VNI: u32 = 7;
 const TTL_S: u16 = 2;
 const TTL: Duration = Duration::from_secs(2);
-/// How long all of etcd is away: many leases.
+/// How long all of etcd is stopped: many leases.
 const AWAY: Duration = Duration::from_secs(30);
 pub(super) const MAC: Mac = [2, 0, 0, 0, 0, 7];
 
-/// A host whose way to etcd are these.
+/// A host's configuration with these members.
 pub(super) fn config(members: Vec<Endpoint>) -> Config {
     let addresses: Vec<_> = members.iter().map(|member| member.address).collect();
     let connector = Connector::new(move |member| {
@@ -82,7 +82,7 @@ impl Cluster {
         let scheme = if self.tls { "https" } else { "http" };
         let all = self.members.iter().enumerate();
         let all: Vec<_> = all.map(|(n, (_, peer))| format!("m{n}=http://{peer}")).collect();
-        let mut command = Command::new("setpriv"); // whatever becomes of the test, it ends
+        let mut command = Command::new("setpriv"); // the member ends with the test
         command
             .args(["--pdeathsig", "KILL", "--", "etcd"])
             .args(["--name", &name(n), "--logger", "zap", "--log-level", "error"])
@@ -105,7 +105,7 @@ impl Cluster {
         self.running[n] = Some(command.spawn().expect("etcd runs"));
     }
 
-    /// It dies at once.
+    /// Kills a member.
     fn kill(&mut self, n: usize) {
         let mut child = self.running[n].take().unwrap();
         child.kill().unwrap();
@@ -128,7 +128,7 @@ impl Cluster {
         Config { tls: self.tls_config(), ..config(self.endpoints()) }
     }
 
-    /// What a member says.
+    /// A member's answer.
     fn ask(&self, n: usize, path: &str, body: &Value) -> std::io::Result<Value> {
         let patience = Patience::new(LIMIT, Stop::new()?);
         let mut conn = connect(&self.config(), &patience, n)?;
@@ -190,7 +190,7 @@ fn make_certificates(dir: &std::path::Path) {
     assert!(made.success(), "openssl");
 }
 
-/// A host, and what it has been told.
+/// A host and the changes reported to it.
 pub(super) struct Near {
     registry: Etcd,
     address: IpAddr,
@@ -233,14 +233,14 @@ impl Near {
         self.registry.claim(station);
     }
 
-    /// Its VM listens at these ports.
+    /// Claims a station that listens at these ports.
     fn claims_with(&mut self, mac: Mac, ports: impl IntoIterator<Item = u16>) {
         let listeners = Some(Listeners::new(ports, 0));
         let station = Station { listeners, ..self.station(mac) };
         self.registry.claim(station);
     }
 
-    /// At these ports that VM of another host listens, as far as it knows.
+    /// Whether this host knows these listeners of another host's VM.
     fn hears_of(&self, mac: Mac, ports: &[u16]) -> bool {
         let listeners = self.stations.get(&mac).and_then(|station| station.listeners.as_ref());
         listeners.is_some_and(|listeners| listeners.ports == ports)
@@ -265,7 +265,7 @@ impl Near {
     }
 }
 
-/// Waits until all is as it should be.
+/// Waits until the condition holds.
 pub(super) fn until<const N: usize>(
     mut hosts: [&mut Near; N],
     what: &str,
@@ -294,7 +294,7 @@ fn is_lost(host: &Near) -> bool {
     matches!(host.link, Some(Err(_)))
 }
 
-/// A way to a member that can stand still: bytes wait, connections stay.
+/// A relay to a member that can stop: bytes wait, connections stay.
 struct Relay {
     address: SocketAddr,
     stands: Arc<(Mutex<bool>, Condvar)>,
@@ -357,7 +357,7 @@ fn who_claims_first_has_it_and_who_waits_gets_it_when_it_is_given_up() {
             && a.claims.get(&MAC) == Some(&Claim::Contested(ip(2)))
     });
     assert!(c.knows_at(MAC, 1));
-    // It moves.
+    // The station moves.
     let begun = Instant::now();
     a.registry.release(VNI, MAC);
     until([&mut a, &mut b, &mut c], "it has moved", |[a, b, c]| {
@@ -367,7 +367,7 @@ fn who_claims_first_has_it_and_who_waits_gets_it_when_it_is_given_up() {
     println!("a station was found at its new host after {took:?}");
     assert!(took < Duration::from_secs(1), "{took:?}");
     assert!(!b.stations.contains_key(&MAC), "it is no other host's");
-    // A host that ends tells so.
+    // A host that ends deletes its entries.
     let begun = Instant::now();
     drop(b);
     until([&mut a, &mut c], "b is gone", |[a, c]| {
@@ -396,7 +396,7 @@ fn members_die_and_come_back_and_nobody_forgets_anything() {
         cluster.run(victim);
         cluster.until_ready();
     }
-    // All of them, for longer than any lease.
+    // All members, for longer than any lease.
     (0..3).for_each(|n| cluster.kill(n));
     until([&mut a, &mut b], "they notice", |[a, b]| is_lost(a) && is_lost(b));
     b.claims(mac(3));
@@ -428,7 +428,7 @@ fn listeners_are_their_hosts_to_tell_and_are_written_when_etcd_is_back() {
     a.claims_with(MAC, [80]);
     until([&mut a, &mut b], "b hears of it", |[_, b]| b.hears_of(MAC, &[80]));
     assert_eq!(cluster.writes(MAC), 2);
-    // Who has not the station says nothing of it.
+    // A host without the station does not write its listeners.
     b.claims_with(MAC, [666]);
     until([&mut a, &mut b], "it is refused", |[_, b]| {
         b.claims.get(&MAC) == Some(&Claim::Refused(ip(1)))
@@ -436,7 +436,7 @@ fn listeners_are_their_hosts_to_tell_and_are_written_when_etcd_is_back() {
     assert!(b.hears_of(MAC, &[80]));
     assert_eq!(cluster.writes(MAC), 2);
     b.registry.release(VNI, MAC);
-    // etcd is away, for longer than a lease: what was known stays, and the last word is written.
+    // etcd is stopped for longer than a lease: known entries stay, and the last message is written.
     cluster.kill(0);
     until([&mut a, &mut b], "they notice", |[a, b]| is_lost(a) && is_lost(b));
     (1000..1100).for_each(|port| a.claims_with(MAC, [80, port]));
@@ -452,7 +452,7 @@ fn listeners_are_their_hosts_to_tell_and_are_written_when_etcd_is_back() {
         answers(a) && answers(b) && b.hears_of(MAC, &[80, 1099])
     });
     assert_eq!(cluster.writes(MAC), 3, "once for all that was said meanwhile");
-    // They go with their VM.
+    // Listeners go with their VM.
     drop(a);
     until([&mut b], "it is gone", |[b]| b.stations.is_empty());
 }
@@ -479,8 +479,8 @@ fn a_host_that_is_cut_off_is_gone_for_others_and_knows_what_it_knew() {
     });
     assert!(cut.knows_at(mac(2), 2) && cut.hosts.contains_key(&ip(2)), "it knows what it knew");
     assert_eq!(cut.claims[&MAC], Claim::Held, "as far as it knows");
-    // Meanwhile one of its VMs is started elsewhere, one moves away from there, and the past is
-    // compacted.
+    // Meanwhile one of its VMs is started elsewhere, one moves away from there, and old revisions
+    // are compacted.
     other.claims(MAC);
     other.registry.release(VNI, mac(2));
     until([&mut other], "the other has it", |[o]| o.claims.get(&MAC) == Some(&Claim::Held));
@@ -518,7 +518,7 @@ fn a_thousand_vms_on_twenty_hosts_are_known_to_all() {
         });
     }
     println!("1,000 stations of 20 hosts were known to all after {:?}", begun.elapsed());
-    // One of them moves.
+    // One station moves.
     let begun = Instant::now();
     hosts[0].registry.release(VNI, mac(0));
     hosts[1].claims(mac(0));
@@ -540,11 +540,11 @@ fn a_restarted_host_takes_over_what_it_had_and_a_double_is_refused() {
     let mut old = Near::new(Config { ttl_s: 60, ..config(members) }, 1);
     old.claims(MAC);
     until([&mut old], "it has it", |[old]| old.claims.get(&MAC) == Some(&Claim::Held));
-    relay.set(true); // it dies, and its lease lives for a minute
+    relay.set(true); // the host is cut off, and its lease lives for a minute
     let mut new = Near::new(cluster.config(), 1);
     new.claims(MAC);
     until([&mut new], "the next has it", |[new]| new.claims.get(&MAC) == Some(&Claim::Held));
-    // It was not dead, and has the same address: whoever had it last has it.
+    // The host was not dead, and has the same address: the last holder keeps the station.
     relay.set(false);
     until([&mut old, &mut new], "one of them is refused", |[old, new]| {
         old.claims[&MAC] == Claim::Refused(ip(1)) && new.claims[&MAC] == Claim::Held
@@ -583,7 +583,7 @@ fn members_prove_who_they_are_and_ask_for_a_password() {
     refused(cluster.config(), "etcdserver: ");
     let prefix = String::from("/other/");
     refused(Config { user: user("word"), prefix, ..cluster.config() }, "permission denied");
-    // A member that nobody vouches for.
+    // A member whose CA is unknown.
     let stranger = Cluster::start(1, true);
     refused(Config { tls: cluster.tls_config(), ..stranger.config() }, "certificate");
 }

@@ -1,5 +1,5 @@
-//! Against a member that the test plays: what etcd seldom does, and what it says when somebody has
-//! written what nobody should.
+//! Tests against a scripted member: answers that etcd seldom gives, and entries that no daemon
+//! writes.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -17,12 +17,12 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use serde_json::{Value, json};
 
+use super::schema::Key;
 use super::tests::{LIMIT, MAC, Near, VNI, config, mac, until};
-use super::words::Key;
 use super::*;
 use crate::Claim;
 
-/// What a member says to a question.
+/// A member's answer to a request.
 enum Answer {
     Says(Value),
     Refuses(&'static str),
@@ -30,7 +30,7 @@ enum Answer {
     Follows(Vec<Value>),
     /// A byte now and then, for ever.
     Trickles,
-    /// More and more.
+    /// Bytes without end.
     Endless,
 }
 
@@ -38,10 +38,10 @@ enum Answer {
 trait Stream: Read + Write + Send {}
 impl<T: Read + Write + Send> Stream for T {}
 
-/// Every question, and when it came.
+/// Every request and its time.
 type Asked = Arc<Mutex<Vec<(Instant, String)>>>;
 
-/// A member that answers so, and what it is asked.
+/// A member with this script, and the requests to it.
 fn member(
     answer: impl Fn(&str, &Value) -> Answer + Send + Sync + 'static,
     tls: impl Fn(TcpStream) -> Box<dyn Stream> + Send + Sync + 'static,
@@ -71,7 +71,7 @@ fn plain(stream: TcpStream) -> Box<dyn Stream> {
     Box::new(stream)
 }
 
-/// `None`: there are no more.
+/// The next request; `None`: the connection has ended.
 fn question(stream: &mut dyn Stream) -> Option<(String, Value)> {
     let (mut head, mut byte) = (Vec::new(), [0]);
     while !head.ends_with(b"\r\n\r\n") {
@@ -123,7 +123,7 @@ fn give(stream: &mut dyn Stream, answer: Answer) -> io::Result<()> {
     stream.write_all(b"0\r\n\r\n")
 }
 
-/// As a member that has nothing to say but that all is well: with revision 5.
+/// Answers of a member whose requests all succeed, at revision 5.
 fn as_etcd(path: &str, body: &Value) -> Answer {
     Answer::Says(match path {
         "/v3/lease/grant" => json!({"ID": "7", "TTL": "9"}),
@@ -143,7 +143,7 @@ fn at(members: &[SocketAddr]) -> Config {
     config(members.iter().map(|it| Endpoint { address: *it, is_tls: false }).collect())
 }
 
-/// A station's entry, put there by revision 6.
+/// A station's entry, written at revision 6.
 fn entry(mac: Mac, value: &str) -> Value {
     let key = STANDARD.encode(format!("/np/{}", Key::Station(VNI, mac).text()));
     json!({"key": key, "value": STANDARD.encode(value), "mod_revision": "6", "lease": "1"})
@@ -198,7 +198,7 @@ fn whatever_else_somebody_has_put_there_the_rest_is_read() {
     const STATIONS: u16 = 3000;
     const LARGE: u16 = 700;
     let mut all: Vec<_> = (0..STATIONS).map(|n| entry(mac(n), AT_TWO)).collect();
-    // Behind the prefix, and no text.
+    // A key behind the prefix that is not text.
     let key = STANDARD.encode(b"/np/\xff");
     all.push(json!({"key": key, "mod_revision": "6", "lease": "1"}));
     all.push(json!({"key": STANDARD.encode(b"/np/\xff\0"), "mod_revision": "6", "lease": "1"}));

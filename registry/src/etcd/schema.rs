@@ -1,8 +1,8 @@
-//! Keys and values: what is said of hosts and stations, as it stands in etcd.
+//! Keys and values in etcd: entries of hosts and stations.
 //!
-//! Behind the prefix: `host/VNI/ADDRESS`, `station/VNI/MAC`, and for a host that wants a MAC which
-//! another has, `waiting/VNI/MAC/ADDRESS`. Values are JSON with room for more; what cannot be read
-//! is nobody's.
+//! Keys behind the prefix: `host/VNI/ADDRESS`, `station/VNI/MAC`, and for a host that wants a MAC
+//! which another has, `waiting/VNI/MAC/ADDRESS`. Values are JSON with room for more fields; an
+//! unreadable entry has no owner.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -11,13 +11,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Host, Listeners, Mac, Station, mac_text};
 
-/// Bytes of a value at most; one that is longer cannot be read.
+/// Most bytes of a value; a longer one is unreadable.
 pub(super) const VALUE_BYTES_MAX: usize = 4096;
-/// Addresses of a station that are told, and bytes of its VM's name.
+/// Most addresses of a station, and most bytes of its VM's name.
 const IPS_MAX: usize = 64;
 const VM_BYTES_MAX: usize = 64;
 
-/// What a key is about.
+/// A key.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) enum Key {
     Host(u32, IpAddr),
@@ -38,13 +38,13 @@ struct StationValue {
     vm: String,
     #[serde(default)]
     ips: Vec<IpAddr>,
-    /// Not in the values of daemons that did not know it, which ignore it.
+    /// Missing in the values of older daemons, which ignore the field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     toe: Option<ToeValue>,
 }
 
-/// The same for a value whose `toe` cannot be read. Fields that are not named here are skipped
-/// without a look at what they say, how deep they are, or whether they come twice.
+/// The same for a value whose `toe` cannot be read. Other fields are skipped, whatever their
+/// content, depth or number.
 #[derive(Debug, Deserialize)]
 struct BareValue {
     host: IpAddr,
@@ -62,7 +62,7 @@ struct ToeValue {
 }
 
 impl Key {
-    /// As it is written behind the prefix.
+    /// The key's text behind the prefix.
     pub(super) fn text(self) -> String {
         match self {
             Self::Host(vni, address) => format!("host/{vni}/{address}"),
@@ -110,7 +110,7 @@ pub(super) fn write_station(station: &Station) -> String {
 }
 
 pub(super) fn read_station(vni: u32, mac: Mac, value: &str) -> Option<Station> {
-    // A station is where it is, whatever somebody has written of its listeners.
+    // Unreadable listeners do not hide the station.
     let bare = |_| {
         let BareValue { host, vm, ips } = serde_json::from_str(value).ok()?;
         Some(StationValue { host, vm, ips, toe: None })
@@ -123,8 +123,8 @@ pub(super) fn read_station(vni: u32, mac: Mac, value: &str) -> Option<Station> {
     (mac[0] & 1 == 0).then_some(Station { vni, mac, vm, ips, host, listeners })
 }
 
-/// The words of others, for people: what a terminal would not show as it is stands there as an
-/// escape, and after so many bytes there are no more.
+/// Foreign text for operators: characters that a terminal would not show are escaped, and at most
+/// `bytes_max` bytes remain.
 pub(super) fn plain(text: &str, bytes_max: usize) -> String {
     let mut plain = String::new();
     for c in text.chars() {
@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(read_host(7, host, "{}"), None);
     }
 
-    /// What a daemon reads that knows nothing of listeners.
+    /// A value as read by a daemon without listeners.
     #[derive(Deserialize)]
     struct OldValue {
         host: IpAddr,

@@ -1,48 +1,49 @@
-//! What is there, what is wanted, and what follows from both. No I/O: the session feeds it.
+//! The entries in etcd, the entries that this host wants there, and the steps that follow from
+//! both. No I/O: the session feeds it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::Topic;
-use super::api::{Event, If, Kv, Outcome, Step};
-use super::words::{Key, read_host, read_station};
+use super::api::{If, KeyChange, Kv, Outcome, WatchEvent};
+use super::schema::{Key, read_host, read_station};
 use crate::{Claim, Mac, News, Station};
 
-/// So many keys are too many, and so many bytes in them and their values.
+/// Most keys, and most bytes of keys and values.
 pub(super) const KEYS_MAX: usize = 1 << 18;
 pub(super) const BYTES_MAX: usize = 128 << 20;
 
-/// What this host wants to be there.
+/// An entry that this host wants in etcd.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Wanted {
-    /// Its own overlay address.
+    /// This host's overlay address.
     pub(super) host: IpAddr,
     pub(super) value: String,
 }
 
 /// See the module doc.
 #[derive(Debug)]
-pub(super) struct Known {
+pub(super) struct EntryTable {
     prefix: String,
-    /// Own entries are of this lease; `None`: it has run out, and there is no other yet.
+    /// The lease of own entries; `None`: it has expired, and there is no other yet.
     lease: Option<i64>,
     wanted: BTreeMap<Key, Wanted>,
     there: BTreeMap<Key, Kv>,
-    /// Of what is there.
+    /// Bytes of the entries.
     bytes: usize,
-    /// What was ours in the time of this lease. Who has it now is alive, even with our address.
+    /// Keys that were ours under this lease. Another holder of one is alive, even with our address.
     taken: BTreeSet<Key>,
-    /// What there may be news of.
+    /// Keys that may have changed.
     changed: BTreeSet<Key>,
-    /// Stations that were told of, at most so many; those that have no place among them.
+    /// Stations that were reported, their limit, and the stations beyond it.
     told: BTreeSet<(u32, Mac)>,
     told_max: usize,
     left_out: BTreeSet<(u32, Mac)>,
-    /// How many were said to be left out.
+    /// Number of left-out stations that was last reported.
     said: usize,
 }
 
-impl Known {
+impl EntryTable {
     pub(super) fn new(prefix: &str, told_max: usize) -> Self {
         Self {
             prefix: prefix.into(),
@@ -59,24 +60,23 @@ impl Known {
         }
     }
 
-    /// How many keys there are, and bytes in them.
+    /// Number of keys, and bytes of keys and values.
     pub(super) fn len(&self) -> (usize, usize) {
         (self.there.len(), self.bytes)
     }
 
-    /// From now on own entries are of a new lease, or of none: what was put there before is of a
-    /// former life.
+    /// Sets the lease of own entries; entries of the lease before count as left by a dead process.
     pub(super) fn set_lease(&mut self, lease: Option<i64>) {
         self.lease = lease;
         self.taken.clear();
         self.changed.extend(self.wanted.keys());
     }
 
-    /// Something is wanted, or no longer.
+    /// Sets or removes a wanted entry.
     pub(super) fn want(&mut self, key: Key, wanted: Option<Wanted>) {
         self.changed.insert(key);
         if let Key::Host(vni, _) = key {
-            // Others of that overlay become own, or the other way round.
+            // Foreign entries of that overlay become own ones, or the other way round.
             let of_vni = self.there.range(Key::Station(vni, [0; 6])..=Key::Station(vni, [0xff; 6]));
             self.changed.extend(of_vni.map(|(key, _)| *key));
         }
@@ -86,7 +86,7 @@ impl Known {
         };
     }
 
-    /// All that is there.
+    /// Replaces all entries.
     pub(super) fn set_all(&mut self, kvs: Vec<Kv>) {
         let read = kvs.into_iter().filter_map(|kv| Some((self.key(&kv)?, kv)));
         let now: BTreeMap<_, _> = read.collect();
@@ -98,8 +98,8 @@ impl Known {
         self.changed.extend(self.wanted.keys());
     }
 
-    /// Something was put there, or removed.
-    pub(super) fn handle_event(&mut self, event: Event) {
+    /// An entry was written or deleted.
+    pub(super) fn handle_event(&mut self, event: WatchEvent) {
         let Some(key) = self.key(&event.kv) else { return };
         if self.there.get(&key).is_some_and(|kv| kv.mod_revision >= event.kv.mod_revision) {
             return; // a step of our own is newer
@@ -107,8 +107,14 @@ impl Known {
         self.set(key, (!event.is_deletion()).then_some(event.kv));
     }
 
-    /// What has become of a step.
-    pub(super) fn handle_outcome(&mut self, key: Key, step: &Step, is: Outcome, revision: i64) {
+    /// The outcome of a step.
+    pub(super) fn handle_outcome(
+        &mut self,
+        key: Key,
+        step: &KeyChange,
+        is: Outcome,
+        revision: i64,
+    ) {
         if !is.succeeded {
             return self.set(key, is.found());
         }
@@ -143,13 +149,13 @@ impl Known {
         self.lease == Some(kv.lease)
     }
 
-    /// What leads from what is there to what is wanted, as far as it can be known.
+    /// The steps from the present entries to the wanted ones, as far as both are known.
     #[must_use]
-    pub(super) fn steps(&self) -> Vec<(Key, Step)> {
+    pub(super) fn steps(&self) -> Vec<(Key, KeyChange)> {
         let mut steps = Vec::new();
         let mut add = |key: Key, condition, value: Option<&str>| {
             let text = format!("{}{}", self.prefix, key.text());
-            steps.push((key, Step { key: text, condition, value: value.map(str::to_owned) }));
+            steps.push((key, KeyChange { key: text, condition, value: value.map(str::to_owned) }));
         };
         for (key, Wanted { host, value }) in &self.wanted {
             match self.there.get(key) {
@@ -183,13 +189,13 @@ impl Known {
         steps
     }
 
-    /// It is of this host, which has died since, or of one that pretends to be it; that one would
-    /// have taken it from us.
+    /// Whether an entry is of an earlier process of this host. An impostor's entry looks the same,
+    /// but the impostor would have taken it from us.
     fn is_of_a_former_life(&self, key: Key, kv: &Kv, host: IpAddr) -> bool {
         !self.taken.contains(&key) && holder(key, kv) == Some(host)
     }
 
-    /// What is new since last time.
+    /// Changes since the last call.
     pub(super) fn take_news(&mut self) -> Vec<(Topic, News)> {
         let mut news = Vec::new();
         while let Some(key) = self.changed.pop_first() {
@@ -220,7 +226,7 @@ impl Known {
         news
     }
 
-    /// A station, if there is a place for it among those that are told of.
+    /// The station, if it is within the limit of reported ones.
     fn placed(&mut self, key: (u32, Mac), now: Option<Station>) -> Option<Station> {
         if now.is_some() && !self.told.contains(&key) && self.told.len() >= self.told_max {
             self.left_out.insert(key);
@@ -237,7 +243,7 @@ impl Known {
         now
     }
 
-    /// What has become of a claim of this host.
+    /// State of a claim of this host.
     fn claim(&self, vni: u32, mac: Mac) -> Option<Claim> {
         let key = Key::Station(vni, mac);
         let wanted = self.wanted.get(&key)?;
@@ -254,13 +260,13 @@ impl Known {
                 other.min().map_or(Claim::Held, Claim::Contested)
             }
             Some(kv) if self.is_of_a_former_life(key, kv, wanted.host) => Claim::Waits,
-            // What cannot be read is somebody's all the same.
+            // An unreadable entry has a holder all the same.
             Some(kv) => Claim::Refused(holder(key, kv).unwrap_or(crate::FIRST_ADDRESS)),
         })
     }
 }
 
-/// The host that has it.
+/// The host that holds the entry.
 fn holder(key: Key, kv: &Kv) -> Option<IpAddr> {
     match key {
         Key::Host(_, address) => Some(address),
@@ -269,7 +275,7 @@ fn holder(key: Key, kv: &Kv) -> Option<IpAddr> {
     }
 }
 
-/// How `host` says that it waits for a station.
+/// The key by which `host` waits for a station.
 fn waiting(key: Key, host: IpAddr) -> Option<Key> {
     match key {
         Key::Station(vni, mac) => Some(Key::Waiting(vni, mac, host)),
@@ -289,8 +295,8 @@ mod tests {
         Kv { key, value: format!(r#"{{"host":"{HOST}"}}"#), mod_revision, lease: 1 }
     }
 
-    /// Which stations have come (`true`) and gone since last time, and how many are left out.
-    fn news(known: &mut Known) -> (Vec<(u8, bool)>, Option<usize>) {
+    /// Stations added (`true`) and removed since the last call, and the number of left-out ones.
+    fn news(known: &mut EntryTable) -> (Vec<(u8, bool)>, Option<usize>) {
         let (mut stations, mut left_out) = (Vec::new(), None);
         for (_, news) in known.take_news() {
             match news {
@@ -304,14 +310,14 @@ mod tests {
 
     #[test]
     fn a_station_that_is_left_out_comes_in_when_there_is_a_place() {
-        let mut known = Known::new("/np/", 2);
+        let mut known = EntryTable::new("/np/", 2);
         known.set_all((1..5).map(|n| station(n, 1)).collect());
         let in_and_out = vec![(1, true), (2, true), (3, false), (4, false)];
         assert_eq!(news(&mut known), (in_and_out, Some(2)));
-        let goes = |last| Event { kind: "DELETE".into(), kv: station(last, 2) };
+        let goes = |last| WatchEvent { kind: "DELETE".into(), kv: station(last, 2) };
         known.handle_event(goes(1));
         assert_eq!(news(&mut known), (vec![(1, false), (3, true)], Some(1)));
-        known.handle_event(Event { kind: String::new(), kv: station(3, 3) });
+        known.handle_event(WatchEvent { kind: String::new(), kv: station(3, 3) });
         assert_eq!(news(&mut known), (vec![(3, true)], None), "it has its place");
         known.handle_event(goes(4));
         known.handle_event(goes(2));
