@@ -6,7 +6,7 @@ use crate::congestion::reno::Reno;
 use crate::congestion::window::Window;
 use crate::time::{Duration, Instant};
 
-/// What an acknowledgement tells a controller.
+/// An acknowledgement, as a controller sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct Ack {
     /// When it came.
@@ -62,8 +62,8 @@ pub trait Controller {
     /// A reduction comes that may turn out to be for nothing: remembers the window.
     fn keep(&mut self);
 
-    /// All reductions since [`Self::keep`] were for nothing: what was thought lost had arrived (RFC
-    /// 5682, RFC 4015).
+    /// All reductions since [`Self::keep`] were for nothing: the segments that were thought lost
+    /// had arrived (RFC 5682, RFC 4015).
     fn on_spurious(&mut self);
 
     /// Segments are of this size from now on (RFC 1191).
@@ -119,7 +119,7 @@ macro_rules! controllers {
         }
 
         impl AnyController {
-            /// Which it is.
+            /// The kind of this controller.
             #[must_use]
             pub const fn algorithm(&self) -> Algorithm {
                 match self {
@@ -199,7 +199,7 @@ macro_rules! controllers {
 }
 
 controllers! {
-    /// RFC 9438; what Linux does by default.
+    /// RFC 9438, the default of Linux.
     #[default]
     Cubic = "cubic",
     /// RFC 5681 and RFC 6582.

@@ -2,9 +2,9 @@
 //! of the window is undone (FLOOD-44).
 //!
 //! The timestamps of an original and its copy are often the same, for they are G's (FLOOD-41). But
-//! H's clock tells one from the other: what R has sooner than any round trip after the first copy
-//! of it left is the original. A DSACK tells the same later (RFC 3708; Linux: `tcp_check_dsack()`),
-//! and so do timestamps between which G's clock has moved (RFC 3522), and what was thought lost and
+//! H's clock tells one from the other: a piece that R has sooner than a round trip after its first
+//! copy left is the original. A DSACK tells the same later (RFC 3708; Linux: `tcp_check_dsack()`),
+//! and so do timestamps between which G's clock has moved (RFC 3522), and a piece thought lost that
 //! arrives before a copy of it has left.
 
 use crate::congestion::scoreboard::Piece;
@@ -35,8 +35,8 @@ pub struct Copies {
 }
 
 impl Copies {
-    /// A repair begins, and is not to be undone if a mark or another reduction came with it. What
-    /// lies below `una` is no part of it (Linux: `tcp_init_undo()`).
+    /// A repair begins, and is not to be undone if a mark or another reduction came with it. Bytes
+    /// below `una` are no part of it (Linux: `tcp_init_undo()`).
     pub fn begin(&mut self, una: u64, may_undo: bool) {
         self.list.retain(|c| c.to > una);
         self.complete = may_undo;
@@ -59,7 +59,7 @@ impl Copies {
         self.complete = false;
     }
 
-    /// A copy leaves, with this timestamp. `missed`: what had arrived has called for it.
+    /// A copy leaves, with this timestamp. `missed`: earlier arrivals called for it, not a timer.
     pub fn on_sent(
         &mut self,
         (from, to): (u64, u64),
@@ -102,7 +102,7 @@ impl Copies {
         is_original
     }
 
-    /// R has got these bytes twice (RFC 2883). `true`: what had arrived had called for a copy of
+    /// R has got these bytes twice (RFC 2883). `true`: earlier arrivals had called for a copy of
     /// them, so they had come late.
     pub fn on_dsack(&mut self, from: u64, to: u64) -> bool {
         let named = self.list.iter().find(|c| c.from < to && from < c.to).copied();

@@ -22,7 +22,7 @@ use crate::time::{Duration, Instant};
 const FINE_BITS: u32 = 20;
 /// Four and a half hours, in fine units.
 const SPAN_MAX: i64 = 1 << 34;
-/// `beta_cubic` 0.7: what is left of the window after a reduction (section 4.6).
+/// `beta_cubic` 0.7: the part of the window that is left after a reduction (section 4.6).
 const BETA: (u64, u64) = (7, 10);
 /// With fast convergence `W_max` is (1 + beta) / 2 of the window (section 4.7).
 const CONVERGENCE: (u64, u64) = (17, 20);
@@ -83,7 +83,7 @@ impl Curve {
         self.w_max.saturating_add_signed(twice / 5)
     }
 
-    /// What Reno's window would be now (section 4.3).
+    /// Grows the estimate of Reno's window (section 4.3).
     fn grow_estimate(&mut self, delivered: u64, cwnd: u64, mss: u64) {
         // In parts of ALPHA.1, whichever the fraction is.
         let alpha = if self.w_est >= self.cwnd_prior { ALPHA.1 } else { ALPHA.0 };
@@ -101,7 +101,7 @@ impl Curve {
         growth
     }
 
-    /// What a reduction changes (sections 4.6 and 4.7).
+    /// Changes the curve for a reduction (sections 4.6 and 4.7).
     fn on_reduction(&mut self, cwnd: u64) {
         self.cwnd_prior = cwnd;
         let converges = cwnd < self.w_max;

@@ -11,8 +11,8 @@
 //!     +------------> Timeout ------------------------------------------> Open
 //! ```
 //!
-//! What was thought lost may only have been late ([`copies`](super::copies)): then the phase is
-//! `Open` at once, and the window what it was (FLOOD-44).
+//! Segments that were thought lost may only have been late ([`copies`](super::copies)): then the
+//! phase is `Open` at once, and the window is as before (FLOOD-44).
 //!
 //! In `Recovery` and `Reduction` [`Prr`] bounds sending, otherwise the controller's window does. If
 //! a retransmission is lost, a new recovery begins (RFC 5681 section 4.3).
@@ -37,7 +37,7 @@ pub enum Phase {
     Timeout,
 }
 
-/// What an ACK, or the reordering timer, has brought.
+/// The effects of an ACK or of the reordering timer.
 #[derive(Clone, Copy, Debug)]
 pub struct News {
     /// For the controller; `delivered` is by how many bytes the acknowledgement moved.
@@ -54,9 +54,9 @@ pub struct News {
     pub in_flight: u64,
     /// Something was found lost just now.
     pub lost: bool,
-    /// And some of it had been sent again since the last reduction.
+    /// Some lost bytes had been sent again since the last reduction.
     pub lost_again: bool,
-    /// And some of it lies beyond what is being repaired.
+    /// Some lost bytes lie beyond those that are being repaired.
     pub lost_beyond: bool,
     /// R says that something was marked (ECE).
     pub marked: bool,
@@ -68,12 +68,13 @@ pub struct Episode {
     controller: AnyController,
     validation: Validation,
     phase: Phase,
-    /// What was sent when the phase began: it ends when this is acknowledged.
+    /// End of the bytes sent when the phase began: their acknowledgement ends it.
     until: u64,
-    /// Something beyond was lost: it was sent after the reduction, and is a congestion of its own.
+    /// Bytes beyond `until` were lost: they were sent after the reduction and are a congestion of
+    /// their own.
     lost_beyond: bool,
     prr: Prr,
-    /// Those of this repair, or the last one: whether they were needed.
+    /// Copies of this repair or the last one: whether they were needed.
     copies: Copies,
     mss: u64,
     initial_window: u64,
@@ -86,7 +87,7 @@ pub struct Episode {
     /// R is to be told that the window was reduced, for whatever reason (CWR, RFC 3168 section
     /// 6.1.2).
     cwr_due: bool,
-    /// And was so before the repair began.
+    /// The value of `cwr_due` before the repair began.
     cwr_was_due: bool,
     /// Marks count again once more than this is acknowledged: R has got CWR then.
     marks_count_from: u64,
@@ -134,7 +135,7 @@ impl Episode {
         matches!(self.phase, Phase::Recovery | Phase::Timeout)
     }
 
-    /// What is lost below this belongs to the repair that is under way.
+    /// Losses below this belong to the repair that is under way.
     #[must_use]
     pub fn repairs_below(&self) -> u64 {
         if self.is_repairing() { self.until } else { 0 }
@@ -152,7 +153,7 @@ impl Episode {
         self.reduced_at
     }
 
-    /// What is known of the copies of the repair.
+    /// The copies of the repair.
     #[must_use]
     pub const fn copies(&mut self) -> &mut Copies {
         &mut self.copies
@@ -220,7 +221,7 @@ impl Episode {
             // An ACK that moves nothing, SACK or not, widens no window (RFC 5681 section 3.2).
             // Nor does one that completes a repair (RFC 6582 section 3.2), or reduces the window.
             Phase::Open if !repaired && self.reduced_at < now => self.grow(n),
-            // What had arrived before the timeout is not counted (RFC 3465 section 2.3).
+            // Bytes that had arrived before the timeout are not counted (RFC 3465 section 2.3).
             Phase::Timeout if acked > 0 => {
                 self.controller.on_ack(&Ack { delivered: n.copies, ..n.ack });
             }
@@ -252,7 +253,7 @@ impl Episode {
     fn begin(&mut self, phase: Phase, n: &News) {
         let Ack { now, una, next, .. } = n.ack;
         if self.phase != Phase::Open {
-            // A reduction within one: what was kept stays, if it is to be undone at all.
+            // A reduction within one: the kept window stays, if the reduction can be undone at all.
         } else if phase == Phase::Recovery {
             self.keep(una, !n.marked);
         } else {

@@ -94,8 +94,8 @@ impl Pacer {
     }
 
     /// Nothing has left since `sent_at`. Behind a pause a short path's window waits for its pace
-    /// too, but for a burst, until the next rate: that of the next ACK. What is still under way may
-    /// be one segment whose ACK R delays.
+    /// too, but for a burst, until the next rate: that of the next ACK. The bytes under way may be
+    /// one segment whose ACK R delays.
     pub fn on_idle(&mut self, now: Instant, sent_at: Instant) {
         if now.since(sent_at) > BURST_TIME && self.has_rate() {
             self.burst = self.burst.min(BURST_MAX.max(2 * self.mss));

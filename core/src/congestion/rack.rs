@@ -14,16 +14,16 @@ use crate::time::{Duration, Instant};
 pub const DUP_THRESHOLD: u64 = 3;
 /// Recoveries after which a reordering window that DSACKs have widened is the first again.
 const PERSIST: u8 = 16;
-/// What a probe of a single segment waits longer: R may delay its ACK (`TLP.max_ack_delay`). As
-/// Linux has it, and the longest delay of a Linux receiver.
+/// Additional wait of a probe of a single segment, whose ACK R may delay (`TLP.max_ack_delay`):
+/// Linux's value, and the longest delay of a Linux receiver.
 const MAX_ACK_DELAY: Duration = Duration::from_millis(200);
-/// What any other probe waits longer: within a host or a rack a core that is busy for a moment
+/// Additional wait of any other probe: within a host or a rack a core that is busy for a moment
 /// takes longer than a round trip (Linux: `TCP_TIMEOUT_MIN_US`).
 const TIMEOUT_MIN: Duration = Duration::from_millis(2);
 /// When a probe is due before the first round trip was measured (section 7.2).
 const PROBE_INITIAL: Duration = Duration::from_secs(1);
 
-/// What the newest arrival says of what was sent before it.
+/// State of loss detection: the newest arrival judges all segments that were sent before it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rack {
     /// When the newest segment that has arrived left (`RACK.xmit_ts`).
@@ -151,7 +151,7 @@ pub struct LossProbe {
     measured: bool,
 }
 
-/// What an ACK says of a probe.
+/// The answer of an ACK to a probe.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum ProbeAnswer {
     /// Nothing, or there was none.
@@ -188,7 +188,7 @@ impl LossProbe {
         self.measured = false;
     }
 
-    /// What the probe asked about is being repaired: its answer means nothing more (section 7.1).
+    /// The probed bytes are being repaired: the probe's answer means nothing more (section 7.1).
     pub const fn forget(&mut self) {
         self.out = None;
     }

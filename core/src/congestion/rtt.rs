@@ -11,7 +11,7 @@ use crate::time::{Duration, Instant};
 /// Linux: `tcp_min_rtt_wlen`.
 const MIN_RTT_WINDOW: Duration = Duration::from_secs(300);
 
-/// What is known of the time between a segment and its acknowledgement.
+/// Estimator of the time between a segment and its acknowledgement.
 #[derive(Clone, Copy, Debug)]
 pub struct RttEstimator {
     /// Smoothed round trip; zero before the first sample.

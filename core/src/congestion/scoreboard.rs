@@ -70,7 +70,7 @@ pub struct Piece {
     pub state: State,
 }
 
-/// What an ACK has brought.
+/// The effects of an ACK on the scoreboard.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Delivered {
     /// By how much `una` moved.
@@ -283,7 +283,7 @@ impl Scoreboard {
         self.join_all();
     }
 
-    /// What was lost was not lost after all: it is on its way, or R has it.
+    /// The lost pieces were not lost after all: they are on their way, or R has them.
     pub fn unmark_lost(&mut self) {
         for run in self.runs.iter_mut().filter(|run| run.state == State::Lost) {
             run.state = State::Flying;

@@ -24,7 +24,7 @@ use crate::congestion::scoreboard::Scoreboard;
 use crate::time::{Duration, Instant};
 pub use timer::Waits;
 
-/// What a sender begins with.
+/// The initial state of a sender.
 #[derive(Clone, Copy, Debug)]
 pub struct SenderConfig {
     /// Which controller.
@@ -95,8 +95,8 @@ enum Doubt {
     Tested,
 }
 
-/// What a sender has learned of a path: the next one for the same flow goes on from there, behind
-/// a pause or when G has sent by itself meanwhile.
+/// A sender's estimates of a path: the next sender for the same flow goes on from them, after a
+/// pause or when G has sent by itself meanwhile.
 #[derive(Clone, Debug)]
 pub struct Learned {
     controller: AnyController,
@@ -138,8 +138,8 @@ pub struct Sender {
     /// The timeout counts from here: the last ACK that moved, the last timeout or copy of the first
     /// segment, or the first segment that left when nothing was under way (RFC 6298 section 5).
     since: Instant,
-    /// What has not arrived by then, and was to before something else, is lost; never, while
-    /// nothing is merely late.
+    /// At this time overtaken segments that have not arrived are lost; never, while none is
+    /// overtaken.
     reordering: Instant,
     /// The first segment under way has timed out already.
     timed_out: bool,
@@ -184,8 +184,8 @@ impl Sender {
     }
 
     /// Goes on with what an earlier sender of the flow has learned. The window is the initial one,
-    /// or what that had in the end; where slow start ends stays known (RFC 5681 section 4.1). What
-    /// stays known of round trips: [`RttEstimator::resumed`].
+    /// or what that had in the end; where slow start ends stays known (RFC 5681 section 4.1). The
+    /// earlier round trips: [`RttEstimator::resumed`].
     pub fn resume(&mut self, learned: Learned) {
         let Learned { controller, rtt, rack, probe, cwr_due } = learned;
         self.episode.resume(controller);
@@ -198,7 +198,7 @@ impl Sender {
         }
     }
 
-    // --- What it knows -------------------------------------------------------------------------
+    // --- State ----------------------------------------------------------------------------------
 
     /// Everything below is acknowledged.
     #[must_use]
@@ -249,7 +249,7 @@ impl Sender {
         &self.rtt
     }
 
-    /// What the next sender goes on from.
+    /// The estimates that the next sender goes on from.
     #[must_use]
     pub fn learned(&self) -> Learned {
         let Self { episode, rtt, rack, probe, .. } = self;
@@ -286,7 +286,7 @@ impl Sender {
         self.deadline().1
     }
 
-    /// What it waits for then.
+    /// The reason of that timer.
     #[must_use]
     pub fn waits(&self) -> Waits {
         self.deadline().0
@@ -298,7 +298,8 @@ impl Sender {
         self.pacer.next()
     }
 
-    // --- What happens --------------------------------------------------------------------------
+    // --- Events
+    // ------------------------------------------------------------------------------------
 
     /// G has handed over everything below `end`.
     pub fn on_offered(&mut self, now: Instant, end: u64) {
@@ -308,7 +309,7 @@ impl Sender {
         self.end = self.end.max(end);
     }
 
-    /// What leaves from now on carries this timestamp.
+    /// Segments that leave from now on carry this timestamp.
     pub const fn set_stamp(&mut self, stamp: Option<u32>) {
         self.stamp = stamp;
     }
@@ -450,8 +451,8 @@ impl Sender {
         self.episode.owe_cwr(self.board.next());
     }
 
-    /// Segments are of `mss` bytes from now on (FLOOD-39, FLOOD-40). What is under way and too long
-    /// is cut when it is sent again.
+    /// Segments are of `mss` bytes from now on (FLOOD-39, FLOOD-40). Pieces under way that are too
+    /// long are cut when they are sent again.
     pub fn set_mss(&mut self, mss: u64) {
         self.mss = mss;
         self.board.set_mss(mss);
@@ -506,7 +507,7 @@ impl Sender {
     }
 }
 
-/// What was under way before an event.
+/// The state before an event.
 #[derive(Clone, Copy, Debug)]
 struct Before {
     una: u64,
@@ -514,7 +515,7 @@ struct Before {
     sacked: u64,
 }
 
-/// What an ACK has brought.
+/// The effects of an ACK.
 #[derive(Clone, Copy, Debug, Default)]
 struct Arrived {
     /// Bytes that R has for the first time.
@@ -533,7 +534,7 @@ struct Arrived {
     marked: bool,
 }
 
-/// What was found lost just now.
+/// Bytes that were found lost just now.
 #[derive(Clone, Copy, Debug, Default)]
 struct Lost {
     /// Something.

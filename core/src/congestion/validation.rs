@@ -6,8 +6,7 @@
 
 use crate::time::{Duration, Instant};
 
-/// What was delivered in a round trip counts for so long at least (section 4.2: the sampling
-/// period)...
+/// Least time for which a round trip's delivery counts (section 4.2: the sampling period)...
 const PERIOD_MIN: Duration = Duration::from_secs(1);
 /// ...or this many round trips.
 const PERIOD_ROUNDS: u64 = 3;
@@ -53,15 +52,15 @@ impl Validation {
     }
 
     /// The window may grow: data waited for it, and half of it at least is under way, or was
-    /// delivered in a round trip (section 4.3). What was delivered alone would halve the pace of
-    /// slow start: it is that of the round before.
+    /// delivered in a round trip (section 4.3). The delivered bytes alone would halve the pace of
+    /// slow start: they are those of the round before.
     #[must_use]
     pub fn is_used(&self, flight: u64, cwnd: u64) -> bool {
         let pressed = self.pressed[0] || self.pressed[1];
         pressed && self.pipe_ack().is_none_or(|bytes| bytes.max(flight) * 2 >= cwnd)
     }
 
-    /// Bytes of the window that were really used: what a reduction starts from (section 4.4.1).
+    /// Bytes of the window that were really used: the start of a reduction (section 4.4.1).
     #[must_use]
     pub fn in_use(&self, flight: u64, cwnd: u64) -> u64 {
         flight.min(cwnd).max(self.pipe_ack().unwrap_or(0).min(cwnd))
@@ -103,7 +102,7 @@ impl Validation {
         over
     }
 
-    /// The window was reduced: what was measured before says nothing of it (section 4.4.2).
+    /// The window was reduced: earlier measurements say nothing of it (section 4.4.2).
     pub fn on_reduction(&mut self, next: u64) {
         self.most = [0; 2];
         self.delivered = 0;

@@ -196,7 +196,7 @@ struct Byte {
     sent_at: Instant,
 }
 
-/// What the board should say, byte by byte; the first is `una`.
+/// The expected board, byte by byte; the first is `una`.
 #[derive(Default)]
 struct Model {
     una: u64,

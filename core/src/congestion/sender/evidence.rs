@@ -7,8 +7,8 @@ use crate::congestion::scoreboard::{Piece, State};
 use crate::time::{Duration, Instant};
 
 impl Sender {
-    /// What the ACK says of each byte, and the round trip of the newest it is the first to speak
-    /// of.
+    /// Updates each byte by the ACK, and takes the round trip of the newest one that it reports
+    /// first.
     pub(super) fn take(&mut self, now: Instant, a: &NetAck<'_>) -> Arrived {
         let timed_out = self.episode.repairs_below();
         let (mut originals, mut copies, mut late, mut copied) = (false, 0, false, false);
@@ -33,7 +33,8 @@ impl Sender {
             }
             if p.again {
                 copied = true;
-                // What R may have thrown away, and was not sent since, is no copy that arrives.
+                // Bytes that R may have discarded and that were not sent since are no copies that
+                // arrive.
                 copies += if p.state == State::Flying { p.to - p.from } else { 0 };
                 // Karn: an ACK that a copy may have brought says nothing of what it also covers.
                 if p.to <= a.ack {
@@ -105,7 +106,7 @@ impl Sender {
         }
     }
 
-    /// What is lost, by what an ACK says. `una_before`: before the ACK.
+    /// Finds losses by an ACK. `una_before`: before the ACK.
     pub(super) fn find_losses(
         &mut self,
         now: Instant,
@@ -234,8 +235,8 @@ impl Sender {
     }
 }
 
-/// What the first block reports to have come twice: it lies below the acknowledgement, or within
-/// the second (RFC 2883 section 4).
+/// The bytes that a DSACK reports: the first block, if it lies below the acknowledgement or within
+/// the second block (RFC 2883 section 4).
 pub(super) fn dsack(a: &NetAck<'_>) -> Option<(u64, u64)> {
     let twice = match a.blocks {
         [(_, to), ..] if *to <= a.ack => true,

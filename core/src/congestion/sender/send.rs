@@ -36,7 +36,7 @@ impl Sender {
         Some(segment)
     }
 
-    /// What a timer owes, should it be wanted still.
+    /// The segment that a timer owes, if it is still wanted.
     fn poll_due(&mut self, room: u64, cut: u64) -> Option<Segment> {
         let whole = self.mss.min(room);
         match core::mem::replace(&mut self.due, Due::Nothing) {
@@ -100,7 +100,7 @@ impl Sender {
         Some(allowance.min(paced))
     }
 
-    /// What window and pace allow.
+    /// The bytes that window and pace allow.
     fn poll_allowed(&mut self, now: Instant, room: u64, cut: u64) -> Option<Segment> {
         let lost = self.board.first_lost();
         if !self.has_work(lost) {

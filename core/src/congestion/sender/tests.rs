@@ -152,7 +152,7 @@ impl Trace {
         self.sender.on_timeout(self.now);
     }
 
-    /// What has left, as text.
+    /// The segments that have left, as text.
     fn take(&mut self) -> String {
         let mut joined: Vec<Segment> = vec![];
         for s in self.left.drain(..) {
@@ -772,7 +772,7 @@ struct Path {
     random: u64,
     loss: u64,
     late: u64,
-    /// What arrives when, at the receiver and, as an ACK, at the sender.
+    /// Arrivals at the receiver and, as ACKs, at the sender.
     queue: BTreeMap<(Instant, u64), Event>,
     count: u64,
     received: BTreeMap<u64, u64>,
@@ -835,7 +835,7 @@ impl Path {
 /// Bytes that may be under way beyond the window: a loss probe, or the first after a timeout.
 const ALLOWANCE: u64 = MSS;
 
-/// Sends `bytes` over a path; what held at every step, or what did not.
+/// Sends `bytes` over a path; the invariants that held at every step, or the one that did not.
 fn transfer(config: &SenderConfig, mut path: Path, bytes: u64) -> Result<Sender, String> {
     let mut now = Instant::from_secs(50);
     let mut s = Sender::new(now, FIRST, FIRST + 200_000, config);

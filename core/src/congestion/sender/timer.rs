@@ -9,7 +9,7 @@ use crate::congestion::rack::LossProbe;
 use crate::limits::{WIRE_RTO_MAX, WIRE_RTO_VARIANCE_MIN};
 use crate::time::Instant;
 
-/// What a sender waits for.
+/// The timers of a sender.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Waits {
     /// Nothing: all is acknowledged, or G has to go on.
@@ -35,7 +35,7 @@ impl Sender {
         (self.since + least.min(WIRE_RTO_MAX)).min(self.reordering)
     }
 
-    /// What is waited for, and until when.
+    /// The next timer and its time.
     pub(super) fn deadline(&self) -> (Waits, Instant) {
         if self.board.flight() == 0 {
             if !self.is_shut() {

@@ -1,4 +1,4 @@
-//! Hard cases: what a path, an R or a guest can do to a sender.
+//! Hard cases: faults of a path, an R or a guest.
 
 use super::*;
 
@@ -218,7 +218,7 @@ fn on_a_clock_that_stands_all_arrives() {
     assert_eq!(trace.take(), "0:60000");
 }
 
-// --- What an R may say -------------------------------------------------------------------------
+// --- Answers of an R ---------------------------------------------------------------------------
 
 #[test]
 fn duplicates_of_copies_that_were_not_needed_mean_no_loss() {

@@ -1,6 +1,6 @@
 //! Segments that come late, and were not lost: a transfer over a line of 16 Mbit/s and 40 ms whose
-//! queue loses nothing. What the lab's `compare` measures beside Linux, without a kernel: the bound
-//! is the time that the same line takes without lateness (FLOOD-44, FLOOD-45).
+//! queue loses nothing. The lab's `compare` measures the same beside Linux; here without a kernel
+//! the bound is the time that the same line takes without lateness (FLOOD-44, FLOOD-45).
 
 use super::*;
 
@@ -11,7 +11,7 @@ const HEADERS: u64 = 90;
 /// Bits per microsecond.
 const RATE: u64 = 16;
 const ONE_WAY: Duration = Duration::from_millis(20);
-/// What is transferred.
+/// A transfer.
 const BYTES: u64 = 10_000_000;
 /// G hands its bytes over in pieces of up to so many units, because it fills the room that it is
 /// shown, in units of its window field. H joins no two of them (FLOOD-07), so many segments are
@@ -23,7 +23,7 @@ const DELAYED: Duration = Duration::from_millis(40);
 /// And each of the first ones (Linux: `TCP_MAX_QUICKACKS`).
 const AT_ONCE: u32 = 16;
 
-/// What the line does to segments of data.
+/// Faults of the line for segments of data.
 #[derive(Clone, Copy, Debug)]
 enum Harm {
     None,
@@ -37,7 +37,7 @@ enum Harm {
     Stall(u64),
 }
 
-/// What arrives.
+/// Arrivals.
 #[derive(Debug)]
 enum Arrival {
     Data(u64, u64, u32),

@@ -1,4 +1,5 @@
-//! Repairs that were for nothing: what was thought lost had only been late (FLOOD-44, FLOOD-45).
+//! Repairs that were for nothing: the segments that were thought lost had only been late (FLOOD-44,
+//! FLOOD-45).
 
 use super::*;
 
