@@ -1,8 +1,8 @@
-//! What a guest's processes ask the host about sockets, and the answers.
+//! Requests of a guest's processes to the host about sockets, and the answers.
 //!
 //! They travel over a vsock connection to [`PORT`], 64 bytes each, little-endian, and are paired by
-//! a tag. The host knows all about a socket by its two vsock ports, and whoever has the descriptor
-//! can ask: the guest's side keeps nothing.
+//! a tag. Two vsock ports name a socket, so every process that has its descriptor can ask: the
+//! guest's side keeps no state.
 //!
 //! | bytes | request | answer |
 //! |---|---|---|
@@ -19,8 +19,8 @@
 //! | 52 | 1 or 0, see below | of `Describe` the state, as TCP_INFO has it |
 //! | 53 to 63 | 0 | 0 |
 //!
-//! Byte 52 is 1 if a listener hears IPv4 as well, and if a close is to be no reset after all. Bytes
-//! 48 to 63 of `Connect` are the program's name, or zeros.
+//! Byte 52 is 1 if a listener accepts IPv4 as well, and in a request that undoes `Linger`. Bytes 48
+//! to 63 of `Connect` are the program's name, or zeros.
 //!
 //! Addresses are those of IPv6, IPv4 addresses mapped (RFC 4291 section 2.5.5.2).
 
@@ -36,7 +36,7 @@ use super::vsock::Ports;
 pub use program::Program;
 pub use reply::Reply;
 
-/// The host's vsock port for this.
+/// The host's vsock port for requests.
 pub const PORT: u32 = 1;
 /// The host's vsock port that sockets connect to after [`Ask::Connect`].
 pub const SOCKETS: u32 = 2;
@@ -53,71 +53,71 @@ const DEAFEN: u8 = 6;
 const ANSWER: u8 = 128;
 const NATIVE: u32 = u32::MAX;
 
-/// What is asked.
+/// A request's kind and arguments.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Ask {
     /// A socket, bound to this vsock port, is going to connect to [`SOCKETS`]. The answer has the
-    /// address that it will have, also where it is native: so whoever wants to connect to the
-    /// unspecified address learns an address of the guest, and nothing else comes of it.
+    /// socket's future address, also where it is native: so a connect() to the unspecified address
+    /// learns an address of the guest.
     Connect {
         /// The guest's vsock port.
         guest: u32,
         /// Its own address, unspecified if the host is to choose, and its port, which it has taken
         /// in its own stack.
         from: SocketAddr,
-        /// Where it wants to go.
+        /// The destination.
         to: SocketAddr,
-        /// Whose socket it is.
+        /// The program that owns the socket.
         program: Program,
     },
-    /// A socket listens at this vsock port for whoever connects to `at`.
+    /// A socket listens at this vsock port for connections to `at`.
     Listen {
         /// The guest's vsock port.
         guest: u32,
         /// Its address, unspecified for all of the guest's, and its port.
         at: SocketAddr,
-        /// It hears IPv4 as well, as sockets at `::` do without `IPV6_V6ONLY`.
+        /// The listener accepts IPv4 as well, as sockets at `::` do without `IPV6_V6ONLY`.
         v4: bool,
     },
-    /// It does so no more.
+    /// The socket at this vsock port listens no more.
     Unlisten {
         /// The guest's vsock port.
         guest: u32,
     },
-    /// What is known of a socket.
+    /// Asks for a socket's addresses, state and error.
     Describe(Ports),
     /// Its close() is to be a reset (SO_LINGER with 0 s).
     Linger(Ports),
-    /// It is not to be one after all.
+    /// Its close() is to be no reset after all.
     Unlinger(Ports),
-    /// Its process reads no more (`SHUT_RD`): whoever waits for data is to read an end. Data that
-    /// comes all the same is given to the guest as before.
+    /// Its process reads no more (`SHUT_RD`): blocked reads return an end of file. Later data is
+    /// delivered to the guest as before.
     Deafen(Ports),
 }
 
 /// A request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Asked {
-    /// To be repeated in the answer.
+    /// Repeated in the answer.
     pub tag: u16,
-    /// What it asks.
+    /// Kind and arguments.
     pub ask: Ask,
 }
 
-/// How it was answered.
+/// The result in an answer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Code {
-    /// As asked. Of [`Ask::Describe`]: the socket is well, or ended clean; its state says which.
+    /// Success. Of [`Ask::Describe`]: the socket has no error; its state says whether it has ended.
     Done,
-    /// Not by this way: use guest TCP. Of [`Ask::Describe`]: nobody has accepted it, for nobody
-    /// listens there by this way, or not now.
+    /// Use guest TCP. Of [`Ask::Describe`]: the connection was not accepted, because no TOE
+    /// listener is there now.
     Native,
-    /// It failed, or of [`Ask::Describe`]: the socket did.
+    /// The request failed; of [`Ask::Describe`]: the socket did.
     Failed(Errno),
 }
 
 impl Code {
-    /// Of what ended so.
+    /// The code of a socket that ended with this error or without one.
     #[must_use]
     pub const fn of(errno: Option<Errno>) -> Self {
         match errno {
@@ -131,18 +131,18 @@ impl Code {
 /// An answer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Answer {
-    /// To what.
+    /// The request.
     pub asked: Asked,
-    /// How.
+    /// The result.
     pub code: Code,
     /// The socket's own address and the other side's, if they are known.
     pub addresses: Option<(SocketAddr, SocketAddr)>,
-    /// Of [`Ask::Describe`]: where the socket stands.
+    /// Of [`Ask::Describe`]: the socket's state.
     pub state: Option<State>,
 }
 
 impl Ask {
-    /// The socket that it is about.
+    /// The ports of the socket in question.
     #[must_use]
     pub const fn socket(&self) -> Option<Ports> {
         match *self {
@@ -156,7 +156,7 @@ impl Ask {
 }
 
 impl Asked {
-    /// Reads a request. `None`: it is none that there is.
+    /// Parses a request. `None`: it is invalid.
     #[must_use]
     pub fn parse(b: &[u8; LEN]) -> Option<Self> {
         let word = |at: usize| u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
@@ -208,7 +208,7 @@ impl Asked {
 }
 
 impl Answer {
-    /// An answer that says no more than how.
+    /// An answer with a code alone.
     #[must_use]
     pub const fn of(asked: Asked, code: Code) -> Self {
         Self { asked, code, addresses: None, state: None }
@@ -235,7 +235,7 @@ impl Answer {
     }
 }
 
-/// What a state is in `tcpi_state` (`include/net/tcp_states.h` of Linux).
+/// The state as `tcpi_state` (`include/net/tcp_states.h` of Linux).
 const fn tcp_state(state: State) -> u8 {
     match state {
         State::Open => 1,

@@ -2,26 +2,26 @@
 //!
 //! # Use
 //!
-//! After every `handle_*` and every command: [`End::poll_message`] until `None`, what it gives goes
-//! to the other end; then [`End::poll_event`] until `None`, what it gives goes to the guest; then
-//! [`End::poll_timeout`]. When [`End::is_spent`] the end may be dropped.
+//! After every `handle_*` and every command: [`End::poll_message`] until `None`, for the other end;
+//! then [`End::poll_event`] until `None`, for the guest; then [`End::poll_timeout`]. When
+//! [`End::is_spent`] the end may be dropped.
 //!
-//! Whoever breaks the rules, the guest or the other end, fails the connection (`ECONNRESET`) and
-//! nothing else; the caller need not ask which.
+//! A violation of the rules by the guest or the other end fails this connection alone
+//! (`ECONNRESET`); the caller need not ask which side it was.
 
 use super::errno::Errno;
 use super::id::{ShadowId, Side};
 use super::inbound::{Inbound, Verdict};
 use super::message::{Breach, Kind, Message};
 use super::outbound::Outbound;
-use super::state::{Standing, State, Step};
+use super::state::{Standing, State, Transition};
 use crate::limits::{T_TOE_CONNECT, T_TOE_DRAIN, T_TOE_ORPHAN, T_TOE_PROBE, T_TOE_SILENCE};
 use crate::time::Instant;
 
-/// What the guest is to hear of, in the words of the VTOE paper (section 4.3) where it has one.
+/// An event for the guest, with its name in the VTOE paper (section 4.3) if it has one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Event {
-    /// CONNECT_REQUEST: somebody wants to connect to the guest.
+pub enum GuestEvent {
+    /// CONNECT_REQUEST: a guest wants to connect to this one.
     ConnectRequest,
     /// ESTABLISHED: the guest's connect() has succeeded.
     Established,
@@ -46,7 +46,7 @@ struct Due {
     failed: bool,
 }
 
-/// One end. See the module's doc.
+/// One end of a shadow connection. See the module's doc.
 #[derive(Debug)]
 pub struct End {
     id: ShadowId,
@@ -55,18 +55,18 @@ pub struct End {
     outbound: Outbound,
     inbound: Inbound,
     due: Due,
-    /// The guest has closed its socket: nobody is there for events or data.
+    /// The guest has closed its socket: events and data have no receiver.
     guest_is_gone: bool,
-    /// When its state changed.
+    /// Time of the last change of state.
     since: Instant,
-    /// When the other end was last heard of.
+    /// Time of the other end's last message.
     heard: Instant,
-    /// When it was last told where this end stands.
+    /// Time of the last probe to it.
     probed: Instant,
 }
 
 impl End {
-    /// The guest wants to connect, and has room for what the other one sends up to `edge`.
+    /// The end of a guest that wants to connect, and has room up to `edge`.
     #[must_use]
     pub fn connect(now: Instant, id: ShadowId, edge: u64) -> Self {
         let mut end = Self::new(now, id, Side::Opener, Standing::asking());
@@ -75,7 +75,7 @@ impl End {
         end
     }
 
-    /// Somebody else's guest wants to connect, and has room up to `edge`.
+    /// The end of a listening guest, for an opener that has room up to `edge`.
     #[must_use]
     pub fn offer(now: Instant, id: ShadowId, edge: u64) -> Self {
         let mut end = Self::new(now, id, Side::Acceptor, Standing::offered());
@@ -105,19 +105,19 @@ impl End {
         self.id
     }
 
-    /// Which end of it this is.
+    /// The side of the connection.
     #[must_use]
     pub const fn side(&self) -> Side {
         self.side
     }
 
-    /// Where it stands.
+    /// The state.
     #[must_use]
     pub const fn state(&self) -> State {
         self.standing.state()
     }
 
-    /// How it failed, if it did.
+    /// The error, if the connection failed.
     #[must_use]
     pub const fn errno(&self) -> Option<Errno> {
         self.standing.errno()
@@ -141,13 +141,13 @@ impl End {
         self.inbound.delivered()
     }
 
-    /// Whether the guest does not have all that came.
+    /// Whether arrived bytes are not in the guest's memory yet.
     #[must_use]
     pub const fn has_undelivered(&self) -> bool {
         self.inbound.has_undelivered()
     }
 
-    /// Whether it ended, and everybody has been told.
+    /// Whether the connection has ended and no message or event is due.
     #[must_use]
     pub const fn is_spent(&self) -> bool {
         let due = self.due.taken || self.due.reset || self.due.fin;
@@ -158,31 +158,32 @@ impl End {
     /// A message for this end came.
     pub fn handle_message(&mut self, now: Instant, kind: Kind) -> Verdict {
         if matches!(self.state(), State::Over | State::Failed) {
-            // It does not know that its guest's stream has arrived.
+            // The other end does not know that its guest's stream has arrived.
             let asks = matches!(kind, Kind::Probe { finished: true, .. });
             self.due.taken |= asks && self.state() == State::Over;
             return Verdict::Done;
         }
         self.heard = now;
         if let Kind::Reset(errno) = kind {
-            // Older daemons say so of a listener that is full.
+            // Older daemons send this for a full listener.
             let errno = if errno == Errno::Refused { Errno::NotByToe } else { errno };
-            // After the connection is established there is but one way to lose it.
+            // An established connection is lost by a reset only.
             let errno = if self.state() == State::Asking { errno } else { Errno::Reset };
             self.fail_silently(now, errno);
             return Verdict::Done;
         }
         if self.state() == State::Asking && !matches!(kind, Kind::Request { .. }) {
-            // Whoever says anything else has accepted, and this may have overtaken its answer.
+            // Any other message implies that the other end has accepted; it may have overtaken that
+            // answer.
             self.due.established = true;
             self.probed = now;
-            self.step(now, Step::Established);
+            self.step(now, Transition::Established);
         }
         let obeyed = self.obey(now, kind);
         self.judge(now, obeyed)
     }
 
-    /// Data that is held is presented again. All else is not, and nothing becomes of it.
+    /// Held data is presented again. Other messages are ignored.
     pub fn handle_held(&mut self, now: Instant, kind: Kind) -> Verdict {
         let Kind::Data { offset, len } = kind else { return Verdict::Done };
         if matches!(self.state(), State::Over | State::Failed) {
@@ -192,8 +193,8 @@ impl End {
         self.judge(now, taken)
     }
 
-    /// Whoever breaks the rules loses the connection, and so does whoever sends to a socket that
-    /// its guest has closed.
+    /// A violation of the rules fails the connection, and so does data for a socket that its guest
+    /// has closed.
     fn judge(&mut self, now: Instant, obeyed: Result<Verdict, Breach>) -> Verdict {
         match obeyed {
             Ok(verdict) if verdict == Verdict::Done || !self.guest_is_gone => verdict,
@@ -207,13 +208,13 @@ impl End {
     fn obey(&mut self, now: Instant, kind: Kind) -> Result<Verdict, Breach> {
         let state = self.state();
         match kind {
-            // A copy that comes late says nothing new.
+            // A late copy changes nothing.
             Kind::Request { .. } if self.side == Side::Acceptor => {}
             Kind::Established { edge } if self.side == Side::Opener => {
                 self.outbound.give_room(edge);
             }
             Kind::Request { .. } | Kind::Established { .. } => return Err(Breach::State),
-            // The opener knows of no answer yet.
+            // The opener has no answer yet.
             _ if state == State::Offered => return Err(Breach::State),
             Kind::Data { offset, len } => return self.inbound.take(now, offset, len.into()),
             Kind::Credit { edge } => self.outbound.give_room(edge),
@@ -223,13 +224,13 @@ impl End {
             }
             Kind::Taken if state.has_finished() => {
                 // A copy changes nothing.
-                let _ = self.try_step(now, Step::Taken);
+                let _ = self.try_step(now, Transition::Taken);
             }
             Kind::Taken => return Err(Breach::State),
             Kind::Probe { sent, finished, edge } => {
                 self.outbound.give_room(edge);
                 if finished {
-                    // Its FIN was lost, or our answer.
+                    // The FIN was lost, or our answer.
                     self.due.taken |= !state.may_receive();
                     self.inbound.end(now, sent)?;
                     self.look_for_end(now);
@@ -237,13 +238,13 @@ impl End {
                     self.inbound.claim(now, sent)?;
                 }
             }
-            // It was handled before.
+            // Handled above.
             Kind::Reset(_) => {}
         }
         Ok(Verdict::Done)
     }
 
-    /// Time has passed.
+    /// Handles the timers that are due.
     pub fn handle_timeout(&mut self, now: Instant) {
         let state = self.state();
         let passed = |at: Instant| at <= now;
@@ -257,7 +258,8 @@ impl End {
             return;
         }
         if passed(self.probed + T_TOE_PROBE + T_TOE_PROBE) {
-            // It was not called for so long: the daemon stood still, and nobody was silent.
+            // A call this late means that the daemon stood still, not that the other end was
+            // silent.
             self.heard = now;
         }
         let hole = self.inbound.hole_deadline().is_some_and(passed);
@@ -270,7 +272,7 @@ impl End {
         }
     }
 
-    /// The fabric has lost the other end, and says so.
+    /// The fabric has lost the other end.
     pub fn handle_loss(&mut self, now: Instant) {
         let asking = self.state() == State::Asking;
         self.fail_silently(now, if asking { Errno::HostUnreachable } else { Errno::Reset });
@@ -282,12 +284,12 @@ impl End {
             self.inbound.give_room(edge);
             self.due.opening = true;
             self.probed = now;
-            self.step(now, Step::Established);
+            self.step(now, Transition::Established);
         }
     }
 
-    /// The guest sends `len` bytes. What is to go to the other end, before their bytes; `None`: it
-    /// may not, and the connection has failed.
+    /// The guest sends `len` bytes. Returns the message that precedes them; `None`: it had no room,
+    /// and the connection has failed.
     #[must_use]
     pub fn send(&mut self, now: Instant, len: u32) -> Option<Message> {
         let may = self.state().may_send() && !self.guest_is_gone && len > 0;
@@ -299,7 +301,7 @@ impl End {
         Some(self.message(Kind::Data { offset, len }))
     }
 
-    /// `len` bytes of what was to be delivered are in the guest's memory now.
+    /// `len` bytes more are in the guest's memory.
     pub fn delivered(&mut self, now: Instant, len: u64) {
         self.inbound.deliver(now, len);
         self.heard = now;
@@ -311,45 +313,45 @@ impl End {
         self.inbound.give_room(edge);
     }
 
-    /// From now on the other end may have `share` bytes under way: see [`Inbound::limit`].
+    /// Limits the other end to `share` bytes under way: see [`Inbound::limit`].
     pub fn limit_arrivals(&mut self, share: u64) {
         self.inbound.limit(share);
     }
 
-    /// Bytes that the other end may have under way: it knows of room for so many.
+    /// Bytes that the other end may have under way: the room that it was shown.
     #[must_use]
     pub const fn told(&self) -> u64 {
         self.inbound.told()
     }
 
-    /// Bytes that the guest may get before it says of more room.
+    /// Bytes that the guest may get before more room is announced.
     #[must_use]
     pub fn promised(&self) -> u64 {
         self.inbound.promised()
     }
 
-    /// Whether the other end may have stopped because it knows of little room.
+    /// Whether the other end may have stopped for lack of room.
     #[must_use]
     pub const fn is_low(&self) -> bool {
         self.standing.state().may_receive() && self.inbound.is_low()
     }
 
-    /// So large is the guest's buffer: see [`Inbound::set_buffer`].
+    /// Sets the size of the guest's buffer: see [`Inbound::set_buffer`].
     pub fn set_buffer(&mut self, buffer: u64) {
         self.inbound.set_buffer(buffer);
     }
 
     /// The guest has finished its stream: shutdown(SHUT_WR).
     pub fn finish(&mut self, now: Instant) {
-        if self.try_step(now, Step::Finish) {
+        if self.try_step(now, Transition::Finish) {
             self.due.fin = true;
         } else if matches!(self.state(), State::Asking | State::Offered) {
             self.abort(now, Errno::Reset);
         }
     }
 
-    /// The guest has closed its socket. `unread`: it has not read all it was given, so the other
-    /// one hears of a reset (VTOE-05, RFC 1122 section 4.2.2.13).
+    /// The guest has closed its socket. `unread`: it has not read everything, so the other one gets
+    /// a reset (VTOE-05, RFC 1122 section 4.2.2.13).
     pub fn close(&mut self, now: Instant, unread: bool) {
         if unread || self.inbound.has_undelivered() {
             return self.abort(now, Errno::Reset);
@@ -366,7 +368,7 @@ impl End {
         self.due.failed = false;
     }
 
-    /// What is due to the other end.
+    /// The next message for the other end.
     #[must_use]
     pub fn poll_message(&mut self, now: Instant) -> Option<Message> {
         let due = &mut self.due;
@@ -397,26 +399,26 @@ impl End {
         Some(self.message(kind))
     }
 
-    /// What the guest is to hear of.
+    /// The next event for the guest.
     #[must_use]
-    pub fn poll_event(&mut self) -> Option<Event> {
+    pub fn poll_event(&mut self) -> Option<GuestEvent> {
         let due = &mut self.due;
         if std::mem::take(&mut due.failed) {
-            return Some(Event::Failed(self.standing.errno()?));
+            return Some(GuestEvent::Failed(self.standing.errno()?));
         }
         if self.standing.state() == State::Failed {
             return None;
         }
         let events = [
-            (&mut due.connect_request, Event::ConnectRequest),
-            (&mut due.established, Event::Established),
-            (&mut due.ended, Event::Ended),
+            (&mut due.connect_request, GuestEvent::ConnectRequest),
+            (&mut due.established, GuestEvent::Established),
+            (&mut due.ended, GuestEvent::Ended),
         ];
         let mut events = events.into_iter();
         events.find_map(|(due, event)| std::mem::take(due).then_some(event))
     }
 
-    /// When [`Self::handle_timeout`] is to be called.
+    /// Time at which [`Self::handle_timeout`] is to be called.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         let state = self.state();
@@ -431,7 +433,7 @@ impl End {
         [probe, hole, orphan, self.silence_deadline()].into_iter().flatten().min()
     }
 
-    /// When a closed socket has waited long enough for the other guest.
+    /// Time at which a closed socket stops waiting for the other guest.
     fn orphan_deadline(&self) -> Option<Instant> {
         let wait = match self.state() {
             State::Finished => T_TOE_ORPHAN,
@@ -441,22 +443,21 @@ impl End {
         self.guest_is_gone.then(|| self.since + wait)
     }
 
-    /// When the other end was silent for too long. While the guest does not take what it is to
-    /// have, as one that is paused, an orderly fabric is not read, and what the other end says
-    /// waits.
+    /// Time at which the other end's silence fails the connection. While the guest takes no data,
+    /// as when it is paused, an orderly fabric is not read, and messages of the other end wait.
     fn silence_deadline(&self) -> Option<Instant> {
         (!self.inbound.has_undelivered()).then(|| self.heard + T_TOE_SILENCE)
     }
 
-    /// The other stream may have ended just now.
+    /// Checks whether the other stream has ended.
     fn look_for_end(&mut self, now: Instant) {
-        if self.inbound.is_complete() && self.try_step(now, Step::Ended) {
+        if self.inbound.is_complete() && self.try_step(now, Transition::Ended) {
             self.due.taken = true;
             self.due.ended = !self.guest_is_gone;
         }
     }
 
-    /// Nobody hears of events any more.
+    /// The guest gets no more events.
     fn leave(&mut self) {
         self.guest_is_gone = true;
         self.due = Due {
@@ -469,29 +470,29 @@ impl End {
     }
 
     fn fail(&mut self, now: Instant, errno: Errno) {
-        if self.try_step(now, Step::Fail(errno)) {
-            // Who was never asked need not hear that it is over.
+        if self.try_step(now, Transition::Fail(errno)) {
+            // An end that never got the request needs no reset.
             self.due.reset = !(self.side == Side::Opener && self.due.opening);
             self.due.failed = !self.guest_is_gone;
             self.forget();
         }
     }
 
-    /// The other end knows, or cannot be told.
+    /// Fails without a message: the other end knows, or cannot be reached.
     fn fail_silently(&mut self, now: Instant, errno: Errno) {
-        if self.try_step(now, Step::Fail(errno)) {
+        if self.try_step(now, Transition::Fail(errno)) {
             self.due.failed = !self.guest_is_gone;
             self.forget();
         }
     }
 
-    /// Nothing else is due when a connection has failed.
+    /// Drops all due messages and events of a failed connection.
     fn forget(&mut self) {
         let Due { reset, failed, .. } = self.due;
         self.due = Due { reset, failed, ..Due::default() };
     }
 
-    fn try_step(&mut self, now: Instant, step: Step) -> bool {
+    fn try_step(&mut self, now: Instant, step: Transition) -> bool {
         let moved = self.standing.go(step);
         if moved {
             self.since = now;
@@ -499,7 +500,7 @@ impl End {
         moved
     }
 
-    fn step(&mut self, now: Instant, step: Step) {
+    fn step(&mut self, now: Instant, step: Transition) {
         let moved = self.try_step(now, step);
         debug_assert!(moved, "{step:?} in {:?}", self.state());
     }

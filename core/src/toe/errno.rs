@@ -1,33 +1,32 @@
-//! How a connection fails, as an application hears of it (VTOE-06).
+//! The errors of connections, as applications see them (VTOE-06).
 
 /// An errno of Linux, of those that a TOE connection can end with.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Errno {
     /// EACCES: policy forbids the destination.
     Access,
-    /// EOPNOTSUPP: nobody there takes it by TOE now, and guest TCP may find somebody, or wait for
-    /// one whose listener is full. Applications never see it: what processes are answered is
-    /// [`super::control::Code::Native`].
+    /// EOPNOTSUPP: no TOE listener takes it now; guest TCP may find one, or wait for a full one.
+    /// Applications never see it: the answer to processes is [`super::control::Code::Native`].
     NotByToe,
     /// EADDRINUSE: the port has another listener.
     AddressInUse,
-    /// EADDRNOTAVAIL: the guest does not have the address it wants to be.
+    /// EADDRNOTAVAIL: the guest does not have the address that it binds.
     AddressNotAvailable,
     /// ENETUNREACH: the guest's network has no such destination.
     NetUnreachable,
-    /// ECONNRESET: the other side gave up, or the fabric did.
+    /// ECONNRESET: the other side or the fabric gave up.
     Reset,
-    /// ETIMEDOUT: nobody has answered.
+    /// ETIMEDOUT: no answer has come.
     TimedOut,
     /// ECONNREFUSED: the guest that listens has refused, perhaps because its listener is full. Only
-    /// older daemons say so, and it is taken for [`Self::NotByToe`]: guest TCP finds out.
+    /// older daemons send it, and it is taken for [`Self::NotByToe`]: guest TCP finds out.
     Refused,
     /// EHOSTUNREACH: the host of the destination does not answer.
     HostUnreachable,
 }
 
 impl Errno {
-    /// Every one.
+    /// Every errno.
     pub const ALL: [Self; 9] = [
         Self::Access,
         Self::NotByToe,
@@ -56,7 +55,7 @@ impl Errno {
         }
     }
 
-    /// The one with this number. `None`: no connection ends with it.
+    /// The errno with this number. `None`: no connection ends with it.
     #[must_use]
     pub fn of(number: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|errno| errno.number() == number)

@@ -1,4 +1,4 @@
-//! What a host knows of one guest: what its processes have asked for.
+//! A host's state of one guest: the requests of its processes.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -16,14 +16,14 @@ use crate::limits::{
 };
 use crate::wire::vsock::{Header, Op};
 
-/// Connections of which a guest that comes back is to hear that they are over.
+/// Most connections whose end is reported to a guest that comes back.
 const LEFT_MAX: usize = TOE_SOCKETS_MAX + TOE_CONTROLS_MAX + TOE_STRAYS_MAX;
 /// Requests that a control connection may send ahead.
 const AHEAD: u64 = 16 * LEN as u64;
 
-/// Who may connect where.
+/// Permissions of guests to connect.
 pub trait Policy {
-    /// A guest's socket wants to connect, as a program's that says who it is.
+    /// Decides how a program of a guest connects.
     fn connect(&self, vm: VmId, program: Program, request: &Request) -> Way;
 }
 
@@ -32,13 +32,13 @@ pub trait Policy {
 pub enum Way {
     /// To a guest of this host.
     To(HostId),
-    /// By guest TCP, for instance because nobody is there who could answer.
+    /// By guest TCP, for instance because no TOE is at the destination.
     Native,
-    /// It may not.
+    /// Forbidden.
     Failed(Errno),
 }
 
-/// What the caller says of a guest.
+/// Configuration of a guest.
 #[derive(Clone, Debug)]
 pub struct GuestConfig {
     /// Its CID, at least 3.
@@ -52,16 +52,16 @@ pub struct GuestConfig {
 /// A packet for a guest: without payload, or with an answer behind its header.
 pub type Packet = (Header, Option<[u8; LEN]>);
 
-/// A vsock connection over which a process asks.
+/// A vsock connection for requests of a process.
 #[derive(Debug)]
 pub(super) struct Control {
     pub(super) connection: Connection,
     /// The beginning of a request.
     partial: Vec<u8>,
     answers: VecDeque<[u8; LEN]>,
-    /// It stands in the queue of those that have something to say.
+    /// Whether it is in the queue of connections with output.
     is_ready: bool,
-    /// What its process wanted is forgotten.
+    /// Its process's wishes are dropped.
     is_over: bool,
 }
 
@@ -69,33 +69,33 @@ pub(super) struct Control {
 #[derive(Debug)]
 pub(super) struct Guest {
     pub(super) config: GuestConfig,
-    /// Of its addresses those that no other guest of its network had before.
+    /// Its addresses, without those that another guest of its network had before.
     ips: Vec<IpAddr>,
     /// Sockets that its kernel knows.
     pub(super) ports: BTreeMap<Ports, SocketId>,
-    /// By its vsock port.
+    /// Control connections by vsock port.
     pub(super) controls: BTreeMap<u32, Control>,
-    /// There are packets for it, and the caller has been told or is about to be.
+    /// Packets are due to it, and the caller has been told or is about to be.
     pub(super) is_ready: bool,
-    /// Control connections that have something to say, and sockets.
+    /// Control connections with output, and sockets with output.
     ready_controls: VecDeque<u32>,
     pub(super) ready: VecDeque<SocketId>,
-    /// What the socket at a vsock port is going to connect to, and who said so.
+    /// The destination of the socket at a vsock port that is going to connect, and the connection
+    /// that announced it.
     wanted: BTreeMap<u32, Wanted>,
-    /// Who listens at an address is called in turn (SO_REUSEPORT). That they may is for the guest's
-    /// own stack to say, in which each has taken the port.
+    /// Listeners of an address take turns (SO_REUSEPORT). The guest's own stack, where each has
+    /// taken the port, decides whether they may share it.
     listeners: BTreeMap<SocketAddr, VecDeque<Listener>>,
-    /// The vsock port of each, and where it listens: a request is not to look at all of them.
+    /// Vsock port and address of each listener, so that a request does not search all.
     listening: BTreeSet<(u32, SocketAddr)>,
-    /// How often the addresses in `listeners` have changed since somebody looked.
+    /// Changes of the addresses in `listeners` since they were last taken.
     listener_changes: u64,
     past: Past,
     /// Packets that no honest driver sends.
     pub(super) lies: u64,
-    /// Answers to packets that were for no connection: all else that it is to hear is state of its
-    /// connections.
+    /// Answers to packets of no connection; all other output is state of its connections.
     strays: VecDeque<Header>,
-    /// Connections that are over, of which it is to hear that.
+    /// Connections that are over, whose resets are due to it.
     resets: BTreeSet<Ports>,
 }
 
@@ -110,13 +110,13 @@ pub(super) struct Wanted {
 #[derive(Debug)]
 struct Listener {
     guest_port: u32,
-    /// As of [`Wanted`].
+    /// The control connection that asked, by its vsock port.
     control: u32,
-    /// Of one at an IPv6 address: it hears IPv4 as well.
+    /// Whether a listener at an IPv6 address accepts IPv4 as well.
     v4: bool,
 }
 
-/// What a guest leaves behind that has gone.
+/// State that remains of a guest that has gone.
 #[derive(Debug)]
 pub(super) struct Left {
     /// Connections that its kernel may think it has.
@@ -124,7 +124,7 @@ pub(super) struct Left {
     past: Past,
 }
 
-/// How sockets ended that the guest's kernel has no connection for any more: whoever read an end
+/// Results of sockets whose connection the guest's kernel has dropped: a process that read an end
 /// may still ask.
 #[derive(Debug, Default)]
 struct Past {
@@ -156,8 +156,7 @@ impl Control {
         Self { connection, partial, answers, is_ready: false, is_over: false }
     }
 
-    /// Bytes of requests have come; whole ones are answered by `answer`. `false`: one of them is
-    /// none.
+    /// Takes bytes of requests; `answer` answers whole ones. `false`: a request is invalid.
     pub(super) fn take(
         &mut self,
         mut bytes: &[u8],
@@ -176,7 +175,7 @@ impl Control {
         true
     }
 
-    /// The next packet: without or with an answer behind it.
+    /// The next packet, with or without an answer behind it.
     fn poll(&mut self) -> Option<Packet> {
         if let Some(header) = self.connection.poll_packet() {
             return Some((header, None));
@@ -185,7 +184,7 @@ impl Control {
             return None;
         }
         let answer = self.answers.pop_front()?;
-        // Whoever does not read answers cannot ask for more.
+        // A process that does not read answers cannot send more requests.
         if self.answers.is_empty() {
             self.connection.set_edge(self.connection.received() + AHEAD);
         }
@@ -195,7 +194,7 @@ impl Control {
 }
 
 impl Guest {
-    /// `ips` are those of its addresses that it gets.
+    /// A guest with the addresses `ips`.
     pub(super) fn new(config: GuestConfig, ips: Vec<IpAddr>) -> Self {
         Self {
             config,
@@ -216,7 +215,7 @@ impl Guest {
         }
     }
 
-    /// It is owed so many answers that no more packets of it are to be taken.
+    /// Whether so many answers are due that no more packets of it are taken.
     pub(super) fn owes_answers(&self) -> bool {
         self.strays.len() >= TOE_STRAYS_MAX
     }
@@ -233,7 +232,7 @@ impl Guest {
         }
     }
 
-    /// What it is to hear before its sockets.
+    /// The next packet that precedes those of its sockets.
     pub(super) fn poll(&mut self) -> Option<Packet> {
         if let Some(header) = self.strays.pop_front() {
             return Some((header, None));
@@ -253,16 +252,17 @@ impl Guest {
         Some((reset(self.config.cid, self.resets.pop_first()?), None))
     }
 
-    /// A connection is over, and it is to hear that.
+    /// Queues the reset of a connection.
     pub(super) fn reset(&mut self, ports: Ports) {
         self.resets.insert(ports);
     }
 
-    /// It goes: its sockets, and what its kernel hears of them if it comes back. Whatever is more
-    /// than a guest can have at a time is left out: it hears so when it speaks of it.
+    /// Removes the guest: its sockets, and the resets that are due if its kernel comes back. Resets
+    /// beyond the most connections of a guest are left out: a later packet of such a connection
+    /// gets one.
     pub(super) fn leave(self) -> (Vec<SocketId>, Left) {
         let controls = self.controls.keys().map(|port| Ports { guest: *port, host: PORT });
-        // It was not told yet that these are for no connection, or are over.
+        // Resets and answers that the guest has not got yet.
         let strays = self.strays.iter().map(|it| Ports { guest: it.dst_port, host: it.src_port });
         let untold = strays.chain(self.resets.iter().copied());
         let all = self.ports.keys().copied().chain(controls).chain(untold);
@@ -270,13 +270,13 @@ impl Guest {
         (self.ports.into_values().collect(), Left { connections, past: self.past })
     }
 
-    /// Its kernel is the one that was there before.
+    /// Takes over the state left by the same kernel.
     pub(super) fn take_up(&mut self, left: Left) {
         (self.resets, self.past) = (left.connections, left.past);
     }
 
-    /// Whether it is to hear that a connection at these ports is over. If it says there is a new
-    /// one, or none, it need not.
+    /// Whether a reset at these ports is due. A packet that opens or resets a connection there
+    /// cancels it.
     pub(super) fn is_to_hear(&mut self, ports: Ports, op: Option<Op>) -> bool {
         if matches!(op, Some(Op::Request | Op::Reset)) {
             self.resets.remove(&ports);
@@ -284,19 +284,19 @@ impl Guest {
         self.resets.contains(&ports)
     }
 
-    /// Connections that are over, of which it is to hear that.
+    /// Connections that are over, whose resets are due to it.
     pub(super) fn resets(&self) -> usize {
         self.resets.len()
     }
 
-    /// A packet is for no connection. There is an end to answers that the guest does not take.
+    /// Answers a packet of no connection. Answers that the guest does not take are bounded.
     pub(super) fn answer_stray(&mut self, header: Option<Header>) {
         if self.strays.len() < TOE_STRAYS_MAX {
             self.strays.extend(header);
         }
     }
 
-    /// The vsock port of whoever listens there.
+    /// The vsock port of the next listener there.
     pub(super) fn listener(&mut self, to: SocketAddr) -> Option<u32> {
         let any_v6 = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
         let any = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { any_v6 };
@@ -311,17 +311,18 @@ impl Guest {
         })
     }
 
-    /// Ports of the addresses at which somebody listens.
+    /// Ports of all listeners.
     pub(super) fn listening_ports(&self) -> BTreeSet<u16> {
         self.listeners.keys().map(SocketAddr::port).collect()
     }
 
-    /// How often these addresses have changed since this was asked last.
+    /// Changes of these addresses since the last call.
     pub(super) fn take_listener_changes(&mut self) -> u64 {
         std::mem::take(&mut self.listener_changes)
     }
 
-    /// A port of the host for a connection to this port of the guest, not used lately: the next.
+    /// The next port of the host for a connection to this port of the guest, one that was not used
+    /// lately.
     pub(super) fn host_port(&self, guest: u32, next: &mut u32) -> Ports {
         loop {
             let host = *next;
@@ -333,7 +334,7 @@ impl Guest {
         }
     }
 
-    /// The guest's kernel has no connection for a socket any more.
+    /// The guest's kernel has dropped the connection of a socket.
     pub(super) fn forget(&mut self, ports: Ports, code: Code, request: Request) {
         self.ports.remove(&ports);
         self.past.add(ports, code, request);
@@ -345,7 +346,7 @@ impl Guest {
         self.ports.insert(ports, id);
     }
 
-    /// What the socket at this vsock port wants to connect to, if anybody has said so.
+    /// The announced destination of the socket at this vsock port.
     pub(super) fn take_wanted(&mut self, port: u32) -> Option<Wanted> {
         self.wanted.remove(&port)
     }
@@ -355,7 +356,7 @@ impl Guest {
         self.wanted.len()
     }
 
-    /// A control connection is over, and with it what its process wanted.
+    /// Drops the wishes of a control connection that is over.
     fn forget_wishes(&mut self, port: u32) {
         let before = self.listeners.len();
         let Self { listeners, listening, .. } = self;
@@ -389,7 +390,7 @@ impl Guest {
         }
     }
 
-    /// What a past socket ended with.
+    /// The result of a past socket.
     pub(super) fn describe_past(&self, asked: Asked, ports: Ports) -> Answer {
         match self.past.by_ports.get(&ports) {
             Some((_, code, request)) => {
@@ -397,13 +398,12 @@ impl Guest {
                 let state = Some(if *code == Code::Done { State::Over } else { State::Failed });
                 Answer { addresses, state, ..Answer::of(asked, *code) }
             }
-            // Nothing is known of it: that is no clean end.
+            // An unknown socket counts as no clean end.
             None => Answer::of(asked, Code::Failed(Errno::Reset)),
         }
     }
 
-    /// A request that is about the guest, not about a socket that there is. It asks `way` how a
-    /// socket is to connect.
+    /// Answers a request that names no existing socket; `way` decides how a socket connects.
     pub(super) fn answer(
         &mut self,
         control: u32,
@@ -481,7 +481,7 @@ impl Guest {
 /// The host's ports for connections that it makes itself begin here.
 pub(super) const FIRST_HOST_PORT: u32 = 1 << 16;
 
-/// A socket's own address and the other side's: the host calls those that listen.
+/// A socket's own address and the other side's; connections to listeners have ports of the host.
 pub(super) const fn addresses(ports: Ports, request: &Request) -> (SocketAddr, SocketAddr) {
     if ports.host >= FIRST_HOST_PORT {
         (request.to, request.from)

@@ -5,20 +5,19 @@
 //! After every `handle_*` and command, and after each [`Host::give`] and [`Host::poll_packet`]:
 //! [`Host::poll_output`] until `None`, then [`Host::poll_timeout`].
 //!
-//! A guest of whom [`Output::Packets`] was said is given what [`Host::poll_packet`] has, as long as
-//! its ring has room, and when it has room again; only then payload that is due, as
-//! [`Host::room_to_guest`] allows. What is not taken stays what it is, state of a socket: so what
-//! others cause for a guest that takes nothing is bounded by its sockets, and never in the way of
-//! what it sends itself. Answers to its own packets alone are in a queue ([`Host::owes_answers`]).
+//! After [`Output::Packets`] the guest is given the packets of [`Host::poll_packet`] as long as its
+//! ring has room, and when it has room again; then payload that is due, as [`Host::room_to_guest`]
+//! allows. Output that is not taken remains state of a socket: so output that others cause for a
+//! guest that takes nothing is bounded by its sockets, and never delays its own packets. Only
+//! answers to its own packets are in a queue ([`Host::owes_answers`]).
 //!
-//! Messages for a guest of this very host come back by
-//! [`Host::handle_request`] and [`Host::handle_message`], with the [`HostId`] that they were for.
-//! Timers are for after all that has come was handled: a daemon that stood still has not heard of
-//! others that were not silent.
+//! Messages for a guest of this host come back by [`Host::handle_request`] and
+//! [`Host::handle_message`], with the [`HostId`] that they were for. Timers are handled after all
+//! messages: after a standstill of the daemon the messages of ends that were not silent still wait.
 //!
-//! Payload stays with the caller: a packet of the guest that is [`Handled::Carry`] is followed by
-//! it, and what [`Verdict::Deliver`] was said of is given when there is room. What is given at once
-//! may be of many messages, and should be: a guest has place for so many packets.
+//! Payload stays with the caller: it follows a packet of the guest that is [`Handled::Carry`], and
+//! after [`Verdict::Deliver`] it is given when there is room. One packet may have the payload of
+//! many messages, and should: a guest has room for a limited number of packets.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -28,17 +27,17 @@ use super::errno::Errno;
 use super::guest::{Control, FIRST_HOST_PORT, Guest, Left, Policy, Wanted, Way, addresses};
 use super::id::{HostId, ShadowId, ShadowIds, Side};
 use super::inbound::Verdict;
-use super::joint::Joint;
-use super::late::{Name, Over, Requests};
 use super::message::{Kind, Message, Request};
+use super::replays::{Name, Over, Requests};
 use super::sockets::{Opener, Socket, SocketId, Sockets, VmId};
 use super::state::State;
-use super::vsock::{Heard, Ports, for_nobody};
+use super::vsock::{Meaning, Ports, for_nobody};
+use super::vsock_end::VsockEnd;
 use crate::limits::{TOE_CONTROLS_MAX, TOE_SOCKETS_MAX};
 use crate::time::Instant;
 use crate::wire::vsock::{HOST_CID, Header, Op, STREAM};
 
-/// What became of a packet of a guest.
+/// The effect of a guest's packet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[must_use]
 pub enum Handled {
@@ -48,31 +47,29 @@ pub enum Handled {
     Carry(SocketId, Message),
 }
 
-/// What is due.
+/// Output that is due.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Output {
     /// A message for the other end of a socket's connection, at this host. Behind a
     /// [`Kind::Request`] goes the request.
     Message(SocketId, HostId, Message, Request),
-    /// An answer to a message of this host that was for nobody; it goes back to where that one came
-    /// from.
+    /// An answer to a message of no connection, for the host that sent it.
     Return(HostId, Message),
-    /// There are packets for a guest: [`Host::poll_packet`]. Not said again until it had none.
+    /// Packets are due to a guest: [`Host::poll_packet`]. Not repeated until it had none.
     Packets(VmId),
-    /// A socket is gone: its [`SocketId`] means nothing any more, and payload that is due to it is
-    /// not wanted.
+    /// A socket is gone: its [`SocketId`] is invalid, and payload that is due to it is dropped.
     Gone(SocketId),
-    /// A process of a guest listens there from now on, beside others or as the only one.
+    /// A process of a guest has begun to listen there, perhaps beside others.
     Listens(VmId, SocketAddr),
 }
 
-/// What came from another host and was for no end of this one, or for one that is named here.
+/// The effect of another host's message.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[must_use]
 pub struct Met {
-    /// Whose.
+    /// The socket of the message, if there is one.
     pub socket: Option<SocketId>,
-    /// What becomes of its payload.
+    /// The treatment of its payload.
     pub verdict: Verdict,
 }
 
@@ -82,34 +79,34 @@ pub struct Host {
     ids: ShadowIds,
     guests: BTreeMap<VmId, Guest>,
     sockets: Sockets,
-    /// By the host of the other end: only that one may speak of a connection.
+    /// Names with the host of the other end, whose messages alone are accepted.
     names: BTreeMap<Name, SocketId>,
-    /// By network and address.
+    /// Guests by network and address.
     addresses: BTreeMap<(u32, IpAddr), VmId>,
     requests: Requests,
     over: Over,
-    /// Sockets that may have something to say.
+    /// Sockets that may have output.
     ready: VecDeque<SocketId>,
-    /// Guests that have packets, of which the caller has not been told.
+    /// Guests with packets that the caller was not told of.
     ready_guests: VecDeque<VmId>,
     returns: VecDeque<(HostId, Message)>,
-    /// Listeners of which the caller has not been told: of one packet's requests.
+    /// Listeners that the caller was not told of, from the requests in one packet.
     listens: VecDeque<(VmId, SocketAddr)>,
-    /// What guests that have gone may come back for.
+    /// State of guests that have gone and may come back.
     left: BTreeMap<VmId, Left>,
-    /// Sockets of guests that have gone, and some that these had closed, which have not been told;
-    /// none of them is without.
+    /// Sockets of guests that have gone, and some that these had closed, which are still to be
+    /// reset; no list is empty.
     ending: VecDeque<(VmId, Vec<SocketId>)>,
     /// Ports of connections that the host makes.
     next_port: u32,
-    /// Guests whose listeners have changed, and how often.
+    /// Guests whose listeners have changed, and the number of changes.
     listener_changes: BTreeMap<VmId, u64>,
-    /// New sockets whose other end is not at this host begin with this share of room.
+    /// First share of room of new sockets whose other end is not at this host.
     first_share: Option<(HostId, u64)>,
 }
 
 impl Host {
-    /// Without guests. `incarnation` is a random number that no other daemon has.
+    /// A host without guests. `incarnation` is a random number that no other daemon has.
     #[must_use]
     pub fn new(incarnation: u64) -> Self {
         Self {
@@ -126,7 +123,7 @@ impl Host {
             listens: VecDeque::new(),
             left: BTreeMap::new(),
             ending: VecDeque::new(),
-            // A guest may have connections of the daemon before this one.
+            // A guest may still have connections of an earlier daemon.
             next_port: FIRST_HOST_PORT + u32::try_from(incarnation >> 33).expect("31 bits"),
             listener_changes: BTreeMap::new(),
             first_share: None,
@@ -139,7 +136,7 @@ impl Host {
         self.sockets.len()
     }
 
-    /// Those of one guest.
+    /// Sockets of one guest.
     #[must_use]
     pub fn sockets_of(&self, vm: VmId) -> usize {
         self.sockets.count(vm)
@@ -157,13 +154,13 @@ impl Host {
         self.guests.get(&vm).map_or(0, |guest| guest.lies)
     }
 
-    /// Whose socket it is.
+    /// The guest of a socket.
     #[must_use]
     pub fn vm_of(&self, socket: SocketId) -> Option<VmId> {
         self.sockets.get(socket).map(|socket| socket.vm)
     }
 
-    /// Where the other end of a socket is.
+    /// The host of a socket's other end.
     #[must_use]
     pub fn host_of(&self, socket: SocketId) -> Option<HostId> {
         self.sockets.get(socket).map(|socket| socket.host)
@@ -174,11 +171,11 @@ impl Host {
     #[must_use]
     pub fn asking(&self, host: HostId, id: ShadowId) -> Option<(VmId, Request)> {
         let socket = self.sockets.get(self.socket(host, id, Side::Opener)?)?;
-        let asks = socket.joint.end().state() == State::Asking;
+        let asks = socket.vsock.end().state() == State::Asking;
         asks.then_some((socket.vm, socket.request))
     }
 
-    /// The socket that a guest's kernel knows by these ports.
+    /// A guest's socket with these ports.
     #[must_use]
     pub fn socket_at(&self, vm: VmId, ports: Ports) -> Option<SocketId> {
         self.guests.get(&vm)?.ports.get(&ports).copied()
@@ -195,24 +192,23 @@ impl Host {
     #[must_use]
     pub fn room_to_guest(&self, socket: SocketId) -> u64 {
         let socket = self.sockets.get(socket).filter(|socket| self.has_guest(socket));
-        socket.map_or(0, |socket| socket.joint.room_to_guest())
+        socket.map_or(0, |socket| socket.vsock.room_to_guest())
     }
 
-    /// Likewise in so many packets together.
+    /// Bytes that may be given in `packets` packets together.
     #[must_use]
     pub fn room_in(&self, socket: SocketId, packets: u64) -> u64 {
         let socket = self.sockets.get(socket).filter(|socket| self.has_guest(socket));
-        socket.map_or(0, |socket| socket.joint.room_in(packets))
+        socket.map_or(0, |socket| socket.vsock.room_in(packets))
     }
 
-    /// Of so many bytes that wait for a guest at this socket, these may be given in a packet now:
-    /// as [`Self::room_to_guest`], but that few of them wait for more if those are about to come
-    /// and the guest has others to read. They are less than `TOE_PACKET_FULL` then, as long as its
-    /// buffers have so much room.
+    /// Of `waiting` bytes for a guest at this socket, the number to give in a packet now: as
+    /// [`Self::room_to_guest`], except that fewer than `TOE_PACKET_FULL` bytes wait for more if
+    /// those are about to come and the guest has others to read.
     #[must_use]
     pub fn takes(&self, socket: SocketId, waiting: u64) -> u64 {
         let socket = self.sockets.get(socket).filter(|socket| self.has_guest(socket));
-        socket.map_or(0, |socket| socket.joint.takes(waiting))
+        socket.map_or(0, |socket| socket.vsock.takes(waiting))
     }
 
     /// A packet of a guest, with `payload` bytes behind its header; `read` copies the first of them
@@ -239,9 +235,10 @@ impl Host {
         let known = guest.ports.get(&ports).copied();
         let is_to_hear = known.is_none() && guest.is_to_hear(ports, header.op);
         if header.op == Some(Op::Request) && header.kind == STREAM {
-            // A socket that gave up connecting says nothing; its port may be another's now.
+            // A socket that gave up connecting sends no packet; its port may have another socket
+            // now.
             let stale = known
-                .filter(|id| self.sockets.get(*id).is_some_and(|socket| socket.joint.is_opening()));
+                .filter(|id| self.sockets.get(*id).is_some_and(|socket| socket.vsock.is_opening()));
             if known.is_none() || stale.is_some() {
                 if let Some(id) = stale {
                     self.lose(now, id);
@@ -257,27 +254,27 @@ impl Host {
             return Handled::Done;
         };
         let socket = self.sockets.get_mut(id).expect("listed sockets are there");
-        let lied = socket.joint.lie().is_some();
-        let message = socket.joint.handle_packet(now, header, payload);
-        if !lied && socket.joint.lie().is_some() {
+        let lied = socket.vsock.lie().is_some();
+        let message = socket.vsock.handle_packet(now, header, payload);
+        if !lied && socket.vsock.lie().is_some() {
             self.guests.get_mut(&vm).expect("asked before").lies += 1;
         }
         self.look_again(id);
         message.map_or(Handled::Done, |message| Handled::Carry(id, message))
     }
 
-    /// A message of an end at host `from` came, but for a request. If its verdict is
-    /// [`Verdict::Hold`], it comes again, by [`Self::handle_held`].
+    /// A message of an end at host `from`, except a request. After [`Verdict::Hold`] it comes
+    /// again, by [`Self::handle_held`].
     pub fn handle_message(&mut self, now: Instant, from: HostId, message: &Message) -> Met {
         let Some(id) = self.socket(from, message.id, message.to) else {
-            // It may have been over, and the other end has not heard so yet.
+            // The connection may have been over, and the other end does not know yet.
             let was_over = self.over.contains(now, (from, message.id, message.to));
             self.returns.extend(message.for_nobody(was_over).map(|answer| (from, answer)));
             return Met { socket: None, verdict: Verdict::Done };
         };
         self.end_if_its_guest_has_gone(now, id);
         let socket = self.sockets.get_mut(id).expect("named sockets are there");
-        let verdict = socket.joint.handle_message(now, message.kind);
+        let verdict = socket.vsock.handle_message(now, message.kind);
         self.look_again(id);
         Met { socket: Some(id), verdict }
     }
@@ -289,13 +286,13 @@ impl Host {
         };
         self.end_if_its_guest_has_gone(now, id);
         let socket = self.sockets.get_mut(id).expect("named sockets are there");
-        let verdict = socket.joint.handle_held(now, message.kind);
+        let verdict = socket.vsock.handle_held(now, message.kind);
         self.look_again(id);
         Met { socket: Some(id), verdict }
     }
 
-    /// Somebody at host `from` wants to connect to a guest of this host. Whether he may is for the
-    /// caller to know, and by which of its addresses the guest that connects is counted.
+    /// A guest at host `from` wants to connect to a guest of this host. The caller has checked its
+    /// permission, and chooses the address by which the opener is counted.
     pub fn handle_request(
         &mut self,
         now: Instant,
@@ -305,7 +302,7 @@ impl Host {
         opener: IpAddr,
     ) {
         let Kind::Request { edge } = message.kind else { return };
-        // A copy opens nothing, be the connection over or not.
+        // A copy opens no connection, also after the first has ended.
         if message.to != Side::Acceptor || !self.requests.is_new(from, message.id) {
             return;
         }
@@ -315,12 +312,12 @@ impl Host {
         }
     }
 
-    /// Time has passed.
+    /// Handles the timers that are due.
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some(id) = self.sockets.pop_timer(now) {
             self.end_if_its_guest_has_gone(now, id);
             if let Some(socket) = self.sockets.get_mut(id) {
-                socket.joint.handle_timeout(now);
+                socket.vsock.handle_timeout(now);
                 self.look_again(id);
             }
         }
@@ -330,30 +327,29 @@ impl Host {
     pub fn handle_loss(&mut self, now: Instant, socket: SocketId) {
         self.end_if_its_guest_has_gone(now, socket);
         if let Some(it) = self.sockets.get_mut(socket) {
-            it.joint.handle_loss(now);
+            it.vsock.handle_loss(now);
             self.look_again(socket);
         }
     }
 
-    /// A guest is shown room at this socket for `share` bytes beyond what it has sent so far, and
-    /// no more until this is said again, whatever the other guest has room for.
+    /// Limits the room shown to a guest at this socket to `share` bytes beyond those sent so far,
+    /// until the next call, however much room the other guest has.
     pub fn limit_room(&mut self, now: Instant, socket: SocketId, share: u64) {
         if let Some(it) = self.sockets.get_mut(socket) {
-            it.joint.limit_room(now, share);
+            it.vsock.limit_room(now, share);
             self.look_again(socket);
         }
     }
 
-    /// The next `len` bytes that are due go into the guest's memory, behind this header. There must
-    /// be room.
+    /// The header of the next `len` bytes for the guest's memory. There must be room.
     #[must_use]
     pub fn give(&mut self, now: Instant, socket: SocketId, len: u32) -> Option<Header> {
-        let header = self.sockets.get_mut(socket)?.joint.give(now, len);
+        let header = self.sockets.get_mut(socket)?.vsock.give(now, len);
         self.look_again(socket);
         Some(header)
     }
 
-    /// What is due.
+    /// Output that is due.
     #[must_use]
     pub fn poll_output(&mut self, now: Instant) -> Option<Output> {
         if let Some((host, message)) = self.returns.pop_front() {
@@ -378,7 +374,7 @@ impl Host {
         None
     }
 
-    /// When [`Self::handle_timeout`] is to be called.
+    /// Time at which [`Self::handle_timeout`] is to be called.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.sockets.next_timer()
@@ -386,26 +382,26 @@ impl Host {
 
     fn poll_socket(&mut self, now: Instant, id: SocketId) -> Option<Output> {
         let socket = self.sockets.get_mut(id)?;
-        if let Some(message) = socket.joint.poll_message(now) {
+        if let Some(message) = socket.vsock.poll_message(now) {
             return Some(Output::Message(id, socket.host, message, socket.request));
         }
         let vm = socket.vm;
-        if socket.is_listed && socket.joint.is_closed() {
+        if socket.is_listed && socket.vsock.is_closed() {
             self.unlist(id);
         }
         let socket = self.sockets.get_mut(id)?;
-        if socket.joint.has_packet()
+        if socket.vsock.has_packet()
             && let Some(guest) = self.guests.get_mut(&vm)
             && !std::mem::replace(&mut socket.has_packet, true)
         {
             guest.ready.push_back(id);
             self.look_at(vm);
         }
-        if !self.sockets.get(id)?.joint.is_spent() {
+        if !self.sockets.get(id)?.vsock.is_spent() {
             return self.ready_guests.pop_front().map(Output::Packets);
         }
-        let Socket { host, joint, .. } = self.sockets.remove(id)?;
-        let (end, errno) = (joint.end(), joint.end().errno());
+        let Socket { host, vsock, .. } = self.sockets.remove(id)?;
+        let (end, errno) = (vsock.end(), vsock.end().errno());
         let name = (host, end.id(), end.side());
         if errno.is_none() {
             self.over.add(now, name);
@@ -427,12 +423,12 @@ impl Host {
             guest.forget(ports, Code::Native, request);
             return self.stray(vm, header);
         }
-        let joint = Joint::connect(now, cid, header, self.ids.name());
-        self.insert(now, (vm, host), joint, request, request.from.ip());
+        let vsock = VsockEnd::connect(now, cid, header, self.ids.name());
+        self.insert(now, (vm, host), vsock, request, request.from.ip());
     }
 
-    /// A guest is offered a connection. An opener has no more places of the guest's table than are
-    /// free for others, so that a newcomer finds one.
+    /// Offers a connection to a guest. An opener has at most as many places of the guest's table as
+    /// are free for others, so that a newcomer finds one.
     fn offer(
         &mut self,
         now: Instant,
@@ -450,13 +446,13 @@ impl Host {
             return Err(Errno::NotByToe);
         }
         let (cid, ports) = (guest.config.cid, guest.host_port(port, &mut self.next_port));
-        let joint = Joint::offer(now, cid, ports, name, edge);
-        self.insert(now, (vm, from), joint, *request, opener.ip);
+        let vsock = VsockEnd::offer(now, cid, ports, name, edge);
+        self.insert(now, (vm, from), vsock, *request, opener.ip);
         Ok(())
     }
 
-    /// Sockets that a guest may still have. One that the guest has closed keeps its place until its
-    /// two streams are delivered or its time is over: whoever needs a place does not end it.
+    /// Sockets that a guest may still have. A closed socket keeps its place until its two streams
+    /// are delivered or its time is over: lack of places does not end it.
     fn free_places(&self, vm: VmId) -> usize {
         let resets = self.guests.get(&vm).map_or(0, Guest::resets);
         TOE_SOCKETS_MAX.saturating_sub(self.sockets.count(vm) + resets)
@@ -466,15 +462,15 @@ impl Host {
         &mut self,
         now: Instant,
         (vm, host): (VmId, HostId),
-        mut joint: Joint,
+        mut vsock: VsockEnd,
         request: Request,
         opener: IpAddr,
     ) {
         if let Some((_, share)) = self.first_share.filter(|(here, _)| *here != host) {
-            joint.limit_arrivals(now, share);
+            vsock.limit_arrivals(now, share);
         }
-        let (ports, name) = (joint.ports(), (host, joint.end().id(), joint.end().side()));
-        let id = self.sockets.insert(Socket::new(vm, host, joint, request, opener));
+        let (ports, name) = (vsock.ports(), (host, vsock.end().id(), vsock.end().side()));
+        let id = self.sockets.insert(Socket::new(vm, host, vsock, request, opener));
         self.names.insert(name, id);
         self.guests.get_mut(&vm).expect("its guest is there").list(ports, id);
         self.look_again(id);
@@ -492,7 +488,7 @@ impl Host {
         let Some(guest) = self.guests.get_mut(&vm) else { return };
         let port = header.src_port;
         let asks = header.op == Some(Op::Request) && header.kind == STREAM;
-        // One that is over, as its guest was about to hear, is another's now.
+        // The port of a connection that is over has a new connection now.
         let known = guest.controls.get_mut(&port);
         let Some(control) = known.filter(|it| !asks || !it.connection.is_closed()) else {
             let _ = guest.is_to_hear(Ports { guest: port, host: control::PORT }, header.op);
@@ -504,10 +500,10 @@ impl Host {
             return self.look_at_control(vm, port);
         };
         match control.connection.handle(header, payload) {
-            Ok(Heard::Data(len)) => {
-                // It was let send no more than a few requests ahead.
+            Ok(Meaning::Data(len)) => {
+                // Its window allows a few requests ahead.
                 let mut bytes = vec![0; len as usize];
-                // Taken out, so that answers may look at everything else.
+                // Taken out, so that `answer` can borrow the rest.
                 let mut control = guest.controls.remove(&port).expect("it is there");
                 let understood = read(&mut bytes)
                     && control.take(&bytes, |asked| self.answer(vm, port, asked, policy));
@@ -517,14 +513,14 @@ impl Host {
                 let guest = self.guests.get_mut(&vm).expect("it is there");
                 guest.controls.insert(port, control);
             }
-            // One that is over is forgotten when its guest has heard so.
+            // A connection that is over is removed when its guest has got the reset.
             Ok(_) => {}
             Err(_) => guest.lies += 1,
         }
         self.look_at_control(vm, port);
     }
 
-    /// Answers what a process of a guest asks.
+    /// Answers a request of a guest's process.
     fn answer(&mut self, vm: VmId, port: u32, asked: Asked, policy: &dyn Policy) -> Answer {
         let guest = self.guests.get_mut(&vm).expect("its packet is here");
         if let Some(ports) = asked.ask.socket()
@@ -532,12 +528,12 @@ impl Host {
             && let Some(socket) = self.sockets.get_mut(id)
         {
             match asked.ask {
-                Ask::Linger(_) => socket.joint.reset_on_close(true),
-                Ask::Unlinger(_) => socket.joint.reset_on_close(false),
-                Ask::Deafen(_) => socket.joint.end_reads(),
+                Ask::Linger(_) => socket.vsock.reset_on_close(true),
+                Ask::Unlinger(_) => socket.vsock.reset_on_close(false),
+                Ask::Deafen(_) => socket.vsock.end_reads(),
                 _ => {}
             }
-            let (code, state) = (Code::of(socket.joint.end().errno()), socket.joint.end().state());
+            let (code, state) = (Code::of(socket.vsock.end().errno()), socket.vsock.end().state());
             let addresses = Some(addresses(ports, &socket.request));
             self.look_again(id);
             return Answer { addresses, state: Some(state), ..Answer::of(asked, code) };
@@ -554,7 +550,7 @@ impl Host {
         answer
     }
 
-    /// A packet is for no connection.
+    /// Answers a packet of no connection.
     fn stray(&mut self, vm: VmId, header: &Header) {
         if let Some(guest) = self.guests.get_mut(&vm) {
             let cid = guest.config.cid;
@@ -563,11 +559,11 @@ impl Host {
         }
     }
 
-    /// The guest knows nothing of a socket any more, and is not told.
+    /// The guest has lost a socket and gets no reset for it.
     fn lose(&mut self, now: Instant, id: SocketId) {
         let Some(socket) = self.sockets.get_mut(id) else { return };
-        socket.joint.handle_guest_loss(now);
-        let (vm, ports) = (socket.vm, socket.joint.ports());
+        socket.vsock.handle_guest_loss(now);
+        let (vm, ports) = (socket.vm, socket.vsock.ports());
         if self.sockets.unlist(id)
             && let Some(guest) = self.guests.get_mut(&vm)
         {
@@ -576,7 +572,7 @@ impl Host {
         self.look_again(id);
     }
 
-    /// A socket may have something to say.
+    /// Queues a socket that may have output.
     fn look_again(&mut self, id: SocketId) {
         if let Some(socket) = self.sockets.get_mut(id)
             && !std::mem::replace(&mut socket.is_ready, true)

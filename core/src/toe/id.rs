@@ -1,9 +1,9 @@
 //! Names of connections (VTOE-13).
 //!
-//! There is no TIME_WAIT: a port may be used again at once. What keeps a late message of an earlier
-//! connection out of a later one is that no two connections ever have the same name.
+//! There is no TIME_WAIT: a port may be used again at once. A late message of an earlier connection
+//! does not reach a later one, because no two connections ever have the same name.
 
-/// Which end of a connection.
+/// A side of a connection.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Side {
     /// Its guest called connect().
@@ -13,7 +13,7 @@ pub enum Side {
 }
 
 impl Side {
-    /// The end it talks to.
+    /// The other side.
     #[must_use]
     pub const fn other(self) -> Self {
         match self {
@@ -45,13 +45,13 @@ pub struct ShadowIds {
 }
 
 impl ShadowIds {
-    /// Of a daemon that has drawn this number.
+    /// Names of a daemon that has drawn this number.
     #[must_use]
     pub const fn new(incarnation: u64) -> Self {
         Self { incarnation, next: 0 }
     }
 
-    /// A name that no connection had.
+    /// A new name.
     #[must_use]
     pub fn name(&mut self) -> ShadowId {
         let serial = self.next;

@@ -1,5 +1,5 @@
-//! What the other guest has sent: in what order it goes to this one, what is missing, and for how
-//! much there is room (VTOE-03, VTOE-10).
+//! The stream from the other guest: its order of delivery, its holes, and the room for it (VTOE-03,
+//! VTOE-10).
 //!
 //! Offsets count the bytes of the stream; these never pass each other:
 //!
@@ -12,17 +12,17 @@ use super::message::Breach;
 use crate::limits::{T_TOE_HOLE, TOE_CREDIT_STEP, TOE_HELD_MAX, TOE_WINDOW_MAX};
 use crate::time::Instant;
 
-/// What becomes of a message.
+/// The treatment of a message.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[must_use]
 pub enum Verdict {
-    /// Its payload is next: it goes to the guest behind what was due before it, as soon as the
-    /// guest has buffers, and [`super::end::End::delivered`] is told so.
+    /// Its payload is next: it goes to the guest behind earlier payload as soon as the guest has
+    /// buffers, followed by a call of [`super::end::End::delivered`].
     Deliver,
-    /// It is ahead of others, which only data can be. The fabric keeps it, and presents it again
-    /// as held when others of that end have come.
+    /// Data ahead of a hole. The fabric keeps it, and presents it again as held when others of that
+    /// end have come.
     Hold,
-    /// There is no more to it: whatever payload it has is not wanted.
+    /// The message is done: its payload is dropped.
     Done,
 }
 
@@ -31,23 +31,23 @@ pub enum Verdict {
 pub struct Inbound {
     /// Bytes that are in the guest's memory.
     delivered: u64,
-    /// All bytes before this one have come.
+    /// All bytes before this one have arrived.
     arrived: u64,
-    /// So many must have been sent: somebody has said so.
+    /// Bytes that the other end says it has sent.
     claimed: u64,
-    /// The stream has so many bytes: it has ended.
+    /// Length of the stream, once it has ended.
     total: Option<u64>,
-    /// There is room up to here. It does not shrink: it may have been told.
+    /// The room's end. It never shrinks, because the other end may know it.
     edge: u64,
-    /// The other end knows of so much.
+    /// The room's end that the other end knows.
     edge_told: u64,
-    /// Less news of room than this is told to nobody.
+    /// Least growth of the room that is announced.
     step: u64,
-    /// No room is given for more bytes than this beyond those that are in the guest's memory.
+    /// Most room beyond the bytes that are in the guest's memory.
     limit: u64,
-    /// Since when something is missing and is read.
+    /// Time since which a hole is open while the fabric is read.
     hole_since: Option<Instant>,
-    /// What the fabric holds: offset and length, in order. None overlaps another.
+    /// Data that the fabric holds: offset and length, in order, without overlap.
     held: Vec<(u64, u64)>,
 }
 
@@ -75,7 +75,7 @@ impl Inbound {
         self.delivered
     }
 
-    /// Whether the guest does not have all that came.
+    /// Whether arrived bytes are not in the guest's memory yet.
     #[must_use]
     pub const fn has_undelivered(&self) -> bool {
         self.delivered < self.arrived
@@ -87,8 +87,8 @@ impl Inbound {
         self.total == Some(self.delivered)
     }
 
-    /// When what is missing is lost. While the guest does not take what it is to have, as one that
-    /// is paused, the fabric may not be read, and what is missing may be there.
+    /// Time at which a hole counts as lost. While the guest takes no data, as when it is paused,
+    /// the fabric may not be read, and the missing bytes may be there.
     #[must_use]
     pub fn hole_deadline(&self) -> Option<Instant> {
         let since = self.hole_since.filter(|_| !self.has_undelivered())?;
@@ -98,7 +98,7 @@ impl Inbound {
     /// `len` bytes from `offset` on have come.
     ///
     /// # Errors
-    /// They are not where an honest end would send them.
+    /// An honest end would not send them at this offset.
     pub fn take(&mut self, now: Instant, offset: u64, len: u64) -> Result<Verdict, Breach> {
         let end = offset.checked_add(len).ok_or(Breach::Offset)?;
         self.claim(now, end)?;
@@ -108,7 +108,7 @@ impl Inbound {
         if offset > self.arrived {
             return self.hold(offset, len);
         }
-        // What was cut in some way is not cut in another.
+        // Copies have the same boundaries as their originals.
         if offset < self.arrived {
             return Err(Breach::Offset);
         }
@@ -117,7 +117,7 @@ impl Inbound {
         Ok(Verdict::Deliver)
     }
 
-    /// Bytes that are held are presented again.
+    /// Held bytes are presented again.
     ///
     /// # Errors
     /// As of [`Self::take`].
@@ -130,7 +130,7 @@ impl Inbound {
         self.take(now, offset, len)
     }
 
-    /// Bytes that are ahead of others are held, if they are not already.
+    /// Holds bytes that are ahead of a hole, if they are not held already.
     fn hold(&mut self, offset: u64, len: u64) -> Result<Verdict, Breach> {
         let Err(at) = self.held.binary_search(&(offset, len)) else { return Ok(Verdict::Done) };
         let overlaps = |a: &(u64, u64), b: &(u64, u64)| a.0 + a.1 > b.0;
@@ -147,7 +147,7 @@ impl Inbound {
         Ok(Verdict::Hold)
     }
 
-    /// So many bytes have been sent, the other end says.
+    /// The other end says that it has sent `sent` bytes.
     ///
     /// # Errors
     /// There was no room for so many, or the stream had ended before.
@@ -165,10 +165,10 @@ impl Inbound {
         Ok(())
     }
 
-    /// The stream has `total` bytes, the other end says.
+    /// The other end says that its stream has `total` bytes.
     ///
     /// # Errors
-    /// More were sent, or it had another end before.
+    /// More were sent, or the stream had another end before.
     pub fn end(&mut self, now: Instant, total: u64) -> Result<(), Breach> {
         if self.claimed > total || self.total.is_some_and(|known| known != total) {
             return Err(Breach::AfterEnd);
@@ -178,7 +178,7 @@ impl Inbound {
         Ok(())
     }
 
-    /// So many bytes more are in the guest's memory. What is missing is read from now on.
+    /// `len` bytes more are in the guest's memory. The time of a hole counts from now on.
     pub fn deliver(&mut self, now: Instant, len: u64) {
         let undelivered = self.arrived - self.delivered;
         assert!(len <= undelivered, "{len} bytes were delivered, {undelivered} have come");
@@ -192,22 +192,22 @@ impl Inbound {
         self.edge = self.edge.max(edge.min(most));
     }
 
-    /// From now on the other end may have `share` bytes under way, however much room the guest has,
-    /// and never more than `TOE_WINDOW_MAX`. Room that was told is not taken back.
+    /// Limits the other end to `share` bytes under way, however much room the guest has, and never
+    /// more than `TOE_WINDOW_MAX`. Announced room is not taken back.
     pub fn limit(&mut self, share: u64) {
         self.limit = share.min(TOE_WINDOW_MAX);
         let most = self.delivered.saturating_add(self.limit);
         self.edge = self.edge.min(most).max(self.edge_told);
     }
 
-    /// So large is the guest's buffer: crumbs of it are not told as room (RFC 1122 section
-    /// 4.2.3.3), each of which would be a packet for the other guest.
+    /// Sets the size of the guest's buffer: small parts of it are not announced as room (RFC 1122
+    /// section 4.2.3.3), because each would be a packet for the other guest.
     pub fn set_buffer(&mut self, buffer: u64) {
         self.step = (buffer / 2).min(TOE_CREDIT_STEP);
     }
 
-    /// What the other end should hear of the room: it is much more than it knows of, or the end may
-    /// have stopped because there was little.
+    /// The room to announce to the other end: it is much more than the known one, or the other end
+    /// may have stopped for lack of it.
     #[must_use]
     pub const fn is_credit_due(&self) -> bool {
         let news = self.edge - self.edge_told;
@@ -215,19 +215,19 @@ impl Inbound {
         news >= TOE_CREDIT_STEP || news > 0 && is_enough && self.is_low()
     }
 
-    /// Whether the other end knows of little room.
+    /// Whether the room known to the other end is small.
     #[must_use]
     pub const fn is_low(&self) -> bool {
         self.edge_told - self.arrived < self.little()
     }
 
-    /// Of a share that is small half of it is little room.
+    /// The bound below which room is small: for a small share half of it.
     const fn little(&self) -> u64 {
         let half = self.limit / 2;
         if half < TOE_CREDIT_STEP { half } else { TOE_CREDIT_STEP }
     }
 
-    /// Bytes that the other end may have under way: it knows of room for so many.
+    /// Bytes that the other end may have under way: the room that it was shown.
     #[must_use]
     pub const fn told(&self) -> u64 {
         self.edge_told - self.delivered
@@ -239,7 +239,7 @@ impl Inbound {
         self.total.unwrap_or(self.edge) - self.delivered
     }
 
-    /// Tells the room.
+    /// Announces the room.
     #[must_use]
     pub const fn tell_edge(&mut self) -> u64 {
         self.edge_told = self.edge;

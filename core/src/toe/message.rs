@@ -1,4 +1,4 @@
-//! What two ends say to each other, and how it looks on a fabric.
+//! The messages between two ends, and their form on a fabric.
 //!
 //! A header of 40 bytes, little-endian; of [`Kind::Data`] the payload follows, of [`Kind::Request`]
 //! the addresses ([`Request`]).
@@ -23,8 +23,8 @@ use super::id::{ShadowId, Side};
 pub const LEN: usize = 40;
 /// Bytes of the addresses behind the header of a request.
 pub const REQUEST_LEN: usize = REQUEST_BYTES as usize;
-/// Most bytes of payload in a message: what a guest puts into one vsock packet
-/// (`VIRTIO_VSOCK_MAX_PKT_BUF_SIZE` of Linux).
+/// Most bytes of payload in a message: those of one vsock packet (`VIRTIO_VSOCK_MAX_PKT_BUF_SIZE`
+/// of Linux).
 pub const DATA_MAX: u32 = 64 * 1024;
 
 const REQUEST_BYTES: u32 = 40;
@@ -48,7 +48,7 @@ pub enum Breach {
     Offset,
     /// Bytes after the end of the stream, or another end.
     AfterEnd,
-    /// It cannot be said in this state.
+    /// A message that is not allowed in this state.
     State,
 }
 
@@ -63,7 +63,7 @@ pub enum NoMessage {
     Value,
 }
 
-/// What is said.
+/// A message's kind and arguments.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Kind {
     /// The opener's guest wants to connect and has room for so much. [`Request`] follows.
@@ -78,28 +78,28 @@ pub enum Kind {
     },
     /// Payload follows.
     Data {
-        /// Of its first byte, in the stream.
+        /// The first byte's offset in the stream.
         offset: u64,
         /// Bytes, 1 to [`DATA_MAX`].
         len: u32,
     },
-    /// There is room.
+    /// More room.
     Credit {
         /// The other end may send up to here.
         edge: u64,
     },
     /// Half-close: the guest has finished its stream (VTOE-04).
     Fin {
-        /// Bytes of all of it.
+        /// Length of the stream.
         total: u64,
     },
     /// The answer to a FIN: its guest has the whole stream.
     Taken,
-    /// Where this end stands: nobody has said anything for a while.
+    /// State of this end, after a silence.
     Probe {
         /// Bytes of its guest's stream so far.
         sent: u64,
-        /// And that is all of them: a FIN was sent.
+        /// Whether these are all bytes: a FIN was sent.
         finished: bool,
         /// The other end may send up to here.
         edge: u64,
@@ -111,11 +111,11 @@ pub enum Kind {
 /// One message.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Message {
-    /// Of which connection.
+    /// The connection's name.
     pub id: ShadowId,
-    /// To which of its ends.
+    /// The end that the message is for.
     pub to: Side,
-    /// What it says.
+    /// Kind and arguments.
     pub kind: Kind,
 }
 
@@ -142,7 +142,7 @@ impl Message {
         bytes
     }
 
-    /// Reads a header. It says exactly what [`Self::emit`] would write; all else is no message.
+    /// Parses a header. Only headers that [`Self::emit`] would write are messages.
     ///
     /// # Errors
     /// See [`NoMessage`].
@@ -174,14 +174,14 @@ impl Message {
         };
         let id = ShadowId { incarnation: word(bytes, 8), serial: word(bytes, 16) };
         let message = Self { id, to, kind };
-        // What is zero for us must be zero, or a later version could not use it.
+        // Unused fields must be zero, or a later version could not use them.
         if message.emit() == *bytes { Ok(message) } else { Err(NoMessage::Value) }
     }
 
-    /// What to answer if it is for no end that there is. `was_over`: it is known that there was
-    /// one, and that it was over, all well. Only a probe is answered: whoever sends it waits for
-    /// what cannot come. All else may be a late message to an end that was over, as may a probe of
-    /// before the other end had finished, and a reset could overtake what that end said last.
+    /// The answer to a message of no end. `was_over`: an end of this name was over without an
+    /// error. Only a probe is answered: its sender waits for messages that cannot come. Any other
+    /// message may be a late one to an end that was over, as may a probe from before the other end
+    /// had finished, and a reset could overtake the last messages of that end.
     #[must_use]
     pub const fn for_nobody(&self, was_over: bool) -> Option<Self> {
         let kind = match self.kind {
@@ -193,9 +193,9 @@ impl Message {
     }
 }
 
-/// Who wants to connect to whom: what follows the header of a request.
+/// Source and destination of a request, which follow its header.
 ///
-/// The host of the opener vouches for the source (VTOE-09); the guest's word is not asked for.
+/// The host of the opener vouches for the source (VTOE-09); the guest does not choose it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Request {
     /// The number of the network that both guests are in, the same on both hosts: its VNI where it
@@ -203,7 +203,7 @@ pub struct Request {
     pub network: u32,
     /// The opener's address and port.
     pub from: SocketAddr,
-    /// Where it wants to go.
+    /// The destination.
     pub to: SocketAddr,
 }
 
@@ -221,7 +221,7 @@ impl Request {
         bytes
     }
 
-    /// Reads them.
+    /// Parses them.
     ///
     /// # Errors
     /// [`NoMessage::Value`]: no connection has such addresses.

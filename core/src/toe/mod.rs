@@ -6,25 +6,26 @@
 //! two ends of two guests' sockets together are a *shadow connection*, which a *fabric* carries
 //! (host TCP, memory of the same host, UCX). `docs/virtual-toe.md` has the theory and the states.
 //!
-//! Nothing here does I/O, and nothing here holds payload: an end counts bytes and says of each
-//! message whether its payload is to be given to the guest now, is to wait, or is not wanted. So a
-//! daemon can leave payload where it is until it knows where it goes, and copy it nowhere between.
+//! Nothing here does I/O or holds payload: an end counts bytes and decides for each message whether
+//! its payload is delivered to the guest now, waits, or is dropped. So a daemon can leave payload
+//! where it is until its destination is known, and copy it once.
 //!
-//! Read in this order: [`state`] (where an end stands), [`message`] (what ends say to each other),
+//! Read in this order: [`state`] (the states of an end), [`message`] (the protocol between ends),
 //! [`inbound`] and [`outbound`] (a direction each), [`end`] (all of it together), [`id`] (names
 //! that are never used again), [`errno`] (how a connection fails). Toward the guest: [`vsock`] (its
-//! vsock connection), [`joint`] (that and the end behind it), [`control`] (what it asks besides).
-//! And [`host`], all sockets of all guests, with [`guest`], [`sockets`] and, for what comes late,
-//! `late.rs`.
+//! vsock connection), [`vsock_end`] (that and the end behind it), [`control`] (its other requests).
+//! And [`host`], all sockets of all guests, with [`guest`], [`sockets`] and, against late messages,
+//! `replays.rs`.
 //!
 //! # Invariants
 //!
 //! 1. A guest's stream ends clean only if every byte of the other guest's stream was delivered to
 //!    it, and that stream had ended (VTOE-04, VTOE-05). Everything else ends with an errno.
-//! 2. No end sends what the other guest has no room for; no guest is offered more than
+//! 2. No end sends more than the other guest has room for; no guest is offered more than
 //!    `TOE_WINDOW_MAX` beyond what the other one has taken (VTOE-10).
-//! 3. A name is used once, and a request opens one connection at most (VTOE-13): whatever is late
-//!    is for nobody. Only the host of the other end may speak of a connection.
+//! 3. A name is used once, and a request opens one connection at most (VTOE-13): late messages
+//!    reach no connection. Messages of a connection are accepted from the host of its other end
+//!    only.
 
 pub mod control;
 pub mod end;
@@ -33,13 +34,13 @@ pub mod guest;
 pub mod host;
 pub mod id;
 pub mod inbound;
-pub mod joint;
-mod late;
 pub mod message;
 pub mod outbound;
+mod replays;
 pub mod sockets;
 pub mod state;
 pub mod vsock;
+pub mod vsock_end;
 
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! What the guest sends: how much of it there was, and how much there may be (VTOE-10).
+//! The stream from the guest: bytes sent so far, and the room for more (VTOE-10).
 
 use super::message::Breach;
 use crate::limits::TOE_WINDOW_MAX;
@@ -8,12 +8,12 @@ use crate::limits::TOE_WINDOW_MAX;
 pub struct Outbound {
     /// Bytes that the guest has sent, all given to the fabric.
     sent: u64,
-    /// The guest may send up to here: so far the other guest has room.
+    /// The guest may send up to here: the end of the other guest's room.
     edge: u64,
 }
 
 impl Outbound {
-    /// Bytes so far.
+    /// Bytes sent so far.
     #[must_use]
     pub const fn sent(&self) -> u64 {
         self.sent
@@ -25,10 +25,10 @@ impl Outbound {
         self.edge
     }
 
-    /// The guest sends so many bytes: the offset of the first.
+    /// The guest sends `len` bytes; returns the offset of the first.
     ///
     /// # Errors
-    /// It was not given room for them.
+    /// The guest had no room for them.
     pub fn send(&mut self, len: u64) -> Result<u64, Breach> {
         let offset = self.sent;
         let end = offset.checked_add(len).filter(|end| *end <= self.edge);
@@ -36,8 +36,8 @@ impl Outbound {
         Ok(offset)
     }
 
-    /// The other end has room up to `edge`. Room does not shrink, and there is none beyond what the
-    /// sockets of this host can take (`TOE_WINDOW_MAX`).
+    /// The other end has room up to `edge`. Room never shrinks, and is at most that of this host's
+    /// sockets (`TOE_WINDOW_MAX`).
     pub fn give_room(&mut self, edge: u64) {
         let most = self.sent.saturating_add(TOE_WINDOW_MAX);
         self.edge = self.edge.max(edge.min(most));

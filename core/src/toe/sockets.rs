@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::id::{HostId, Side};
-use super::joint::Joint;
 use super::message::Request;
+use super::vsock_end::VsockEnd;
 use crate::time::Instant;
 
 /// A guest's virtual machine, by a number of the caller's choice.
@@ -19,7 +19,7 @@ pub struct SocketId {
     generation: u64,
 }
 
-/// Who has opened a connection to a guest: a guest of that host, by one of its addresses.
+/// The opener of a connection to a guest: a guest of that host, by one of its addresses.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) struct Opener {
     pub(super) vm: VmId,
@@ -31,22 +31,22 @@ pub(super) struct Opener {
 #[derive(Debug)]
 pub(super) struct Socket {
     pub(super) vm: VmId,
-    /// Where the other end is.
+    /// The host of the other end.
     pub(super) host: HostId,
-    pub(super) joint: Joint,
-    /// Who connected to whom.
+    pub(super) vsock: VsockEnd,
+    /// Source and destination.
     pub(super) request: Request,
-    /// The guest that connected is counted by this address, whichever it did it from.
+    /// The address by which the opener is counted, whichever it connected from.
     opener: IpAddr,
-    /// The guest's kernel knows it by its ports, as far as the host has heard.
+    /// The guest's kernel has it, as far as the host knows.
     pub(super) is_listed: bool,
-    /// It stands in the queue of those to be polled.
+    /// Whether it is in the queue of sockets to poll.
     pub(super) is_ready: bool,
-    /// It stands in its guest's queue of those that have a packet for it.
+    /// Whether it is in its guest's queue of sockets with packets.
     pub(super) has_packet: bool,
-    /// When its timers are looked at: not later than they are due.
+    /// Time at which its timers are checked, not later than they are due.
     timer: Option<Instant>,
-    /// Its guest has closed it and it has something to deliver.
+    /// Its guest has closed it, and it still has data to deliver.
     is_orphan: bool,
 }
 
@@ -54,14 +54,14 @@ impl Socket {
     pub(super) const fn new(
         vm: VmId,
         host: HostId,
-        joint: Joint,
+        vsock: VsockEnd,
         request: Request,
         opener: IpAddr,
     ) -> Self {
         Self {
             vm,
             host,
-            joint,
+            vsock,
             request,
             opener,
             is_listed: true,
@@ -72,27 +72,27 @@ impl Socket {
         }
     }
 
-    /// Its guest has closed it and it has something to deliver.
+    /// Its guest has closed it, and it still has data to deliver.
     pub(super) const fn is_orphan(&self) -> bool {
         self.is_orphan
     }
 
     /// `None`: its own guest has opened it.
     fn opener(&self) -> Option<Opener> {
-        let is_called = self.joint.end().side() == Side::Acceptor;
+        let is_called = self.vsock.end().side() == Side::Acceptor;
         let opener = Opener { vm: self.vm, host: self.host, ip: self.opener };
         is_called.then_some(opener)
     }
 }
 
-/// All of them.
+/// All sockets.
 #[derive(Debug, Default)]
 pub(super) struct Sockets {
     places: Vec<(u64, Option<Socket>)>,
     free: Vec<u32>,
-    /// How many each guest has.
+    /// Sockets of each guest.
     counts: BTreeMap<VmId, usize>,
-    /// How many others have opened, also those that its kernel has forgotten.
+    /// Sockets of each opener, also those that the guest's kernel has dropped.
     opened: BTreeMap<Opener, usize>,
     timers: BTreeSet<(Instant, SocketId)>,
     /// Orphans of each guest.
@@ -146,13 +146,13 @@ impl Sockets {
         Some(socket)
     }
 
-    /// Its guest's kernel does not know it any more; whether it did.
+    /// The guest's kernel has dropped a socket; returns whether it had it.
     pub(super) fn unlist(&mut self, id: SocketId) -> bool {
         let Some(socket) = self.get_mut(id) else { return false };
         std::mem::replace(&mut socket.is_listed, false)
     }
 
-    /// A connection that somebody has opened is gone.
+    /// An opener's connection is gone.
     fn forget_opened(&mut self, opener: Opener) {
         let count = self.opened.get_mut(&opener).expect("it was counted");
         *count -= 1;
@@ -161,12 +161,12 @@ impl Sockets {
         }
     }
 
-    /// How many places of a guest somebody's connections have.
+    /// Places of a guest that an opener's connections have.
     pub(super) fn opened_by(&self, opener: Opener) -> usize {
         self.opened.get(&opener).copied().unwrap_or(0)
     }
 
-    /// A guest has closed this one, and it has something to deliver.
+    /// Lists a closed socket that still has data to deliver.
     pub(super) fn list_orphan(&mut self, id: SocketId) {
         let Some(socket) = self.get_mut(id) else { return };
         socket.is_orphan = true;
@@ -174,7 +174,7 @@ impl Sockets {
         self.orphans.insert((vm, id));
     }
 
-    /// All that a guest has closed.
+    /// All closed sockets of a guest.
     pub(super) fn orphans_of(&self, vm: VmId) -> Vec<SocketId> {
         let (first, last) = (
             SocketId { place: 0, generation: 0 },
@@ -183,7 +183,7 @@ impl Sockets {
         self.orphans.range((vm, first)..=(vm, last)).map(|(_, id)| *id).collect()
     }
 
-    /// How many a guest has, also those that its kernel has forgotten.
+    /// Sockets of a guest, also those that its kernel has dropped.
     pub(super) fn count(&self, vm: VmId) -> usize {
         self.counts.get(&vm).copied().unwrap_or(0)
     }
@@ -192,11 +192,11 @@ impl Sockets {
         self.places.len() - self.free.len()
     }
 
-    /// A timer that is nearer than the one that is set is set. One that has moved away is left: it
-    /// will be looked at too early, once, instead of being moved with every packet.
+    /// Sets a socket's timer if it is earlier than the one that is set. A timer that has become
+    /// later stays: it fires too early once, instead of being moved with every packet.
     pub(super) fn set_timer(&mut self, id: SocketId) {
         let Some(socket) = self.get_mut(id) else { return };
-        let due = socket.joint.poll_timeout();
+        let due = socket.vsock.poll_timeout();
         let before = socket.timer;
         if let Some(at) = due
             && before.is_none_or(|before| at < before)
@@ -213,7 +213,7 @@ impl Sockets {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// A socket whose timers are to be looked at.
+    /// A socket whose timers are to be checked.
     pub(super) fn pop_timer(&mut self, now: Instant) -> Option<SocketId> {
         let (at, id) = *self.timers.first()?;
         if at > now {

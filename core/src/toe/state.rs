@@ -1,11 +1,11 @@
-//! Where an end stands, and every way from one state to another.
+//! The states of an end, and all transitions between them.
 //!
 //! [`Standing`] alone changes a state, by [`after`]; a test compares the table of all transitions
 //! with the one in `docs/virtual-toe.md`. [`super::end`] knows when a step is made.
 
 use super::errno::Errno;
 
-/// Where an end stands. In brackets the state of TCP that it is like.
+/// The state of an end. In brackets the similar state of TCP.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum State {
     /// The other host was asked to connect (SYN-SENT).
@@ -22,10 +22,10 @@ pub enum State {
     Remaining,
     /// Both have finished, the other one does not have all of it yet (CLOSING, LAST-ACK).
     Closing,
-    /// Both have finished and have everything. *Caveats*: an end is forgotten only here and in
-    /// `Failed`, so that whoever has not got everything finds the other end there.
+    /// Both have finished and have everything. *Caveats*: an end is dropped only here and in
+    /// `Failed`, so that an end that has not got everything finds the other one.
     Over,
-    /// It ended with an errno, in whatever state.
+    /// The connection has ended with an errno.
     Failed,
 }
 
@@ -71,9 +71,9 @@ impl State {
     }
 }
 
-/// What moves an end from one state to another.
+/// A transition of an end.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Step {
+pub enum Transition {
     /// The guest that listens has accepted, or its host says so.
     Established,
     /// The guest finished its stream.
@@ -82,27 +82,29 @@ pub enum Step {
     Ended,
     /// The other guest has all of this one's.
     Taken,
-    /// It is not to be any more.
+    /// The connection fails.
     Fail(Errno),
 }
 
-/// Where a step leads; `None`: it cannot be made there.
+/// The state after a transition; `None`: it is not allowed there.
 #[must_use]
-pub const fn after(state: State, step: Step) -> Option<State> {
+pub const fn after(state: State, step: Transition) -> Option<State> {
     Some(match (state, step) {
-        (State::Asking | State::Offered, Step::Established) => State::Open,
-        (State::Open, Step::Finish) => State::Finishing,
-        (State::Remaining, Step::Finish) | (State::Finishing, Step::Ended) => State::Closing,
-        (State::Open, Step::Ended) => State::Remaining,
-        (State::Finishing, Step::Taken) => State::Finished,
-        (State::Finished, Step::Ended) | (State::Closing, Step::Taken) => State::Over,
-        (State::Over | State::Failed, Step::Fail(_)) => return None,
-        (_, Step::Fail(_)) => State::Failed,
+        (State::Asking | State::Offered, Transition::Established) => State::Open,
+        (State::Open, Transition::Finish) => State::Finishing,
+        (State::Remaining, Transition::Finish) | (State::Finishing, Transition::Ended) => {
+            State::Closing
+        }
+        (State::Open, Transition::Ended) => State::Remaining,
+        (State::Finishing, Transition::Taken) => State::Finished,
+        (State::Finished, Transition::Ended) | (State::Closing, Transition::Taken) => State::Over,
+        (State::Over | State::Failed, Transition::Fail(_)) => return None,
+        (_, Transition::Fail(_)) => State::Failed,
         _ => return None,
     })
 }
 
-/// The place an end stands at, and how it failed.
+/// An end's state, and its error.
 #[derive(Debug)]
 pub struct Standing {
     state: State,
@@ -110,13 +112,13 @@ pub struct Standing {
 }
 
 impl Standing {
-    /// An opener's, which begins with a request.
+    /// State of an opener, which begins with a request.
     #[must_use]
     pub const fn asking() -> Self {
         Self { state: State::Asking, errno: None }
     }
 
-    /// An acceptor's.
+    /// State of an acceptor.
     #[must_use]
     pub const fn offered() -> Self {
         Self { state: State::Offered, errno: None }
@@ -128,18 +130,18 @@ impl Standing {
         self.state
     }
 
-    /// How it failed, if it did.
+    /// The error, if the connection failed.
     #[must_use]
     pub const fn errno(&self) -> Option<Errno> {
         self.errno
     }
 
-    /// Makes a step. `false`: it cannot be made here, and nothing has changed.
+    /// Makes a transition. `false`: it is not allowed here, and nothing has changed.
     #[must_use]
-    pub fn go(&mut self, step: Step) -> bool {
+    pub fn go(&mut self, step: Transition) -> bool {
         let Some(next) = after(self.state, step) else { return false };
         self.state = next;
-        if let Step::Fail(errno) = step {
+        if let Transition::Fail(errno) = step {
             self.errno = Some(errno);
         }
         true
@@ -152,8 +154,13 @@ mod tests {
 
     /// The table as it is in the page.
     fn table() -> String {
-        let steps =
-            [Step::Established, Step::Finish, Step::Ended, Step::Taken, Step::Fail(Errno::Reset)];
+        let steps = [
+            Transition::Established,
+            Transition::Finish,
+            Transition::Ended,
+            Transition::Taken,
+            Transition::Fail(Errno::Reset),
+        ];
         let mut lines = vec![format!("{:12}Established  Finish     Ended      Taken     Fail", "")];
         for state in State::ALL {
             let to = steps.map(|step| after(state, step).map_or("-".into(), |s| format!("{s:?}")));
@@ -174,12 +181,13 @@ mod tests {
     #[test]
     fn every_state_is_reached_and_all_but_the_last_two_can_be_left() {
         for state in State::ALL {
-            let steps = [Step::Established, Step::Finish, Step::Ended, Step::Taken];
+            let steps =
+                [Transition::Established, Transition::Finish, Transition::Ended, Transition::Taken];
             let from = |to| State::ALL.iter().any(|s| steps.iter().any(|e| after(*s, *e) == to));
             let begins = matches!(state, State::Asking | State::Offered | State::Failed);
             assert!(begins || from(Some(state)), "{state:?} is not reached");
             let last = matches!(state, State::Over | State::Failed);
-            let leaves = after(state, Step::Fail(Errno::Reset)).is_some();
+            let leaves = after(state, Transition::Fail(Errno::Reset)).is_some();
             assert_eq!(leaves, !last, "{state:?}");
         }
     }

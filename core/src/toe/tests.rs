@@ -1,4 +1,4 @@
-use super::end::{End, Event};
+use super::end::{End, GuestEvent};
 use super::errno::Errno;
 use super::id::{ShadowId, ShadowIds, Side};
 use super::inbound::Verdict;
@@ -28,23 +28,23 @@ fn pair(room: u64) -> [End; 2] {
         panic!("a request");
     };
     let mut acceptor = End::offer(START, name(), edge);
-    assert_eq!(acceptor.poll_event(), Some(Event::ConnectRequest));
+    assert_eq!(acceptor.poll_event(), Some(GuestEvent::ConnectRequest));
     acceptor.accept(START, room);
     let answer = acceptor.poll_message(START).expect("an answer");
     assert_eq!(opener.handle_message(START, answer.kind), Verdict::Done);
-    assert_eq!(opener.poll_event(), Some(Event::Established));
+    assert_eq!(opener.poll_event(), Some(GuestEvent::Established));
     assert_eq!((opener.state(), acceptor.state()), (State::Open, State::Open));
     assert_eq!((opener.edge_from_guest(), acceptor.edge_from_guest()), (room, room));
     [opener, acceptor]
 }
 
-/// What an end has to say, at `now`.
+/// The messages of an end at `now`.
 fn said(end: &mut End, now: Instant) -> Vec<Kind> {
     std::iter::from_fn(|| end.poll_message(now)).map(|message| message.kind).collect()
 }
 
-/// What a guest is to hear.
-fn heard(end: &mut End) -> Vec<Event> {
+/// The events for a guest.
+fn heard(end: &mut End) -> Vec<GuestEvent> {
     std::iter::from_fn(|| end.poll_event()).collect()
 }
 
@@ -61,7 +61,7 @@ fn vtoe_04_a_guest_that_has_finished_goes_on_to_read() {
     a.finish(START);
     talk(&mut a, &mut b, START);
     assert_eq!((a.state(), b.state()), (State::Finishing, State::Remaining));
-    assert_eq!(heard(&mut b), [Event::Ended]);
+    assert_eq!(heard(&mut b), [GuestEvent::Ended]);
     talk(&mut b, &mut a, START);
     assert_eq!(a.state(), State::Finished);
     let data = b.send(START, 50_000).expect("it may").kind;
@@ -72,7 +72,7 @@ fn vtoe_04_a_guest_that_has_finished_goes_on_to_read() {
     assert_eq!((a.state(), b.state()), (State::Over, State::Closing));
     assert!(!a.is_spent(), "the other one does not know yet that it may forget");
     talk(&mut a, &mut b, START);
-    assert_eq!(heard(&mut a), [Event::Ended]);
+    assert_eq!(heard(&mut a), [GuestEvent::Ended]);
     assert!(a.is_spent() && b.is_spent());
     assert_eq!((a.errno(), b.errno()), (None, None));
 }
@@ -105,7 +105,7 @@ fn vtoe_05_all_that_was_written_arrives_before_the_end_also_after_the_writer_has
     b.delivered(START, 59_999);
     assert_eq!(heard(&mut b), []);
     b.delivered(START, 1);
-    assert_eq!(heard(&mut b), [Event::Ended]);
+    assert_eq!(heard(&mut b), [GuestEvent::Ended]);
     b.close(START, false);
     talk(&mut b, &mut a, START);
     talk(&mut a, &mut b, START);
@@ -126,7 +126,7 @@ fn vtoe_05_who_closes_without_having_read_all_resets() {
         assert_eq!(said(&mut b, START), [Kind::Reset(Errno::Reset)]);
         assert!(b.is_spent());
         let _ = a.handle_message(START, Kind::Reset(Errno::Reset));
-        assert_eq!(heard(&mut a), [Event::Failed(Errno::Reset)]);
+        assert_eq!(heard(&mut a), [GuestEvent::Failed(Errno::Reset)]);
         assert!(a.is_spent() && said(&mut a, START).is_empty());
     }
 }
@@ -207,11 +207,11 @@ fn vtoe_10_a_guest_that_is_paused_loses_no_bytes_to_a_fin_that_overtook_them() {
         assert_eq!(b.poll_timeout(), Some(hour + T_TOE_HOLE));
         if is_lost {
             b.handle_timeout(hour + T_TOE_HOLE);
-            assert_eq!(heard(&mut b), [Event::Failed(Errno::Reset)]);
+            assert_eq!(heard(&mut b), [GuestEvent::Failed(Errno::Reset)]);
         } else {
             assert_eq!(b.handle_message(hour, second), Verdict::Deliver);
             b.delivered(hour, 10);
-            assert_eq!((b.state(), heard(&mut b)), (State::Remaining, vec![Event::Ended]));
+            assert_eq!((b.state(), heard(&mut b)), (State::Remaining, vec![GuestEvent::Ended]));
         }
     }
 }
@@ -222,20 +222,20 @@ fn vtoe_06_each_way_not_to_be_established_has_its_errno() {
         let mut end = End::connect(START, name(), 1000);
         let _ = said(&mut end, START);
         let _ = end.handle_message(START, Kind::Reset(errno));
-        // Who hears of a refusal does not know whether the listener is only full. TCP does.
+        // An opener cannot tell a refusal from a full listener. TCP does.
         let errno = if errno == Errno::Refused { Errno::NotByToe } else { errno };
-        assert_eq!(heard(&mut end), [Event::Failed(errno)]);
+        assert_eq!(heard(&mut end), [GuestEvent::Failed(errno)]);
         assert!(end.is_spent());
     }
     let mut lost = End::connect(START, name(), 1000);
     let _ = said(&mut lost, START);
     lost.handle_loss(START);
-    assert_eq!(heard(&mut lost), [Event::Failed(Errno::HostUnreachable)]);
+    assert_eq!(heard(&mut lost), [GuestEvent::Failed(Errno::HostUnreachable)]);
     let mut silent = End::connect(START, name(), 1000);
     let _ = said(&mut silent, START);
     assert_eq!(silent.poll_timeout(), Some(START + T_TOE_CONNECT));
     silent.handle_timeout(START + T_TOE_CONNECT);
-    assert_eq!(heard(&mut silent), [Event::Failed(Errno::TimedOut)]);
+    assert_eq!(heard(&mut silent), [GuestEvent::Failed(Errno::TimedOut)]);
     assert_eq!(said(&mut silent, START), [Kind::Reset(Errno::TimedOut)]);
     let mut refused = End::offer(START, name(), 1000);
     refused.abort(START, Errno::NotByToe);
@@ -247,14 +247,14 @@ fn vtoe_06_a_connection_that_is_lost_is_reset_whatever_the_other_end_says() {
     for errno in Errno::ALL {
         let [mut a, _] = pair(1000);
         let _ = a.handle_message(START, Kind::Reset(errno));
-        assert_eq!(heard(&mut a), [Event::Failed(Errno::Reset)]);
+        assert_eq!(heard(&mut a), [GuestEvent::Failed(Errno::Reset)]);
     }
     let [mut a, mut b] = pair(1000);
     a.handle_loss(START);
-    assert_eq!(heard(&mut a), [Event::Failed(Errno::Reset)]);
+    assert_eq!(heard(&mut a), [GuestEvent::Failed(Errno::Reset)]);
     assert!(said(&mut a, START).is_empty(), "nobody would hear it");
     hears_nothing(&mut b, START, START + T_TOE_SILENCE);
-    assert_eq!(heard(&mut b), [Event::Failed(Errno::Reset)]);
+    assert_eq!(heard(&mut b), [GuestEvent::Failed(Errno::Reset)]);
 }
 
 /// An end hears nothing, and says where it stands, until then.
@@ -289,7 +289,7 @@ fn vtoe_06_bytes_that_were_lost_reset_the_connection_and_a_fin_alone_does_not_en
     talk(&mut a, &mut b, START);
     assert_eq!((b.state(), heard(&mut b)), (State::Open, vec![]));
     b.handle_timeout(START + T_TOE_HOLE);
-    assert_eq!(heard(&mut b), [Event::Failed(Errno::Reset)]);
+    assert_eq!(heard(&mut b), [GuestEvent::Failed(Errno::Reset)]);
     assert_eq!(said(&mut b, START), [Kind::Reset(Errno::Reset)]);
 }
 
@@ -308,7 +308,7 @@ fn vtoe_03_whatever_overtakes_the_answer_is_one() {
         let mut end = End::connect(START, name(), 1000);
         let _ = said(&mut end, START);
         assert_eq!(end.handle_message(START, early), verdict, "{early:?}");
-        assert_eq!((end.state(), heard(&mut end)[0]), (state, Event::Established));
+        assert_eq!((end.state(), heard(&mut end)[0]), (state, GuestEvent::Established));
         assert_eq!(end.handle_message(START, Kind::Established { edge: 500 }), Verdict::Done);
         assert_eq!((end.edge_from_guest(), heard(&mut end)), (500, vec![]));
     }
@@ -379,8 +379,8 @@ fn a_fin_and_an_answer_that_were_lost_are_made_good_by_a_probe() {
     assert_eq!(a.state(), State::Finished);
 }
 
-/// What was lost is made good although each end hears and says something all the time: `lose` has
-/// the first end say what is lost, and the other one streams for a minute.
+/// A loss is repaired although messages go both ways all the time: `lose` makes the first end's
+/// messages that are lost, and the other one streams for a minute.
 fn streams_while_something_is_lost(lose: impl Fn(&mut End)) -> [End; 2] {
     let [mut a, mut b] = pair(100_000);
     lose(&mut a);
@@ -433,7 +433,7 @@ fn vtoe_04_the_last_answer_that_is_lost_is_given_again() {
     b.handle_timeout(later);
     talk(&mut b, &mut a, later);
     talk(&mut a, &mut b, later);
-    assert_eq!((heard(&mut a), heard(&mut b)), (vec![Event::Ended], vec![Event::Ended]));
+    assert_eq!((heard(&mut a), heard(&mut b)), (vec![GuestEvent::Ended], vec![GuestEvent::Ended]));
     assert!(a.is_spent() && b.is_spent());
     assert_eq!((b.state(), b.errno()), (State::Over, None));
     let _ = a.handle_message(later, Kind::Probe { sent: 0, finished: false, edge: 9 });
@@ -480,7 +480,7 @@ fn vtoe_10_the_other_end_is_told_of_a_share_of_the_room_and_goes_on_whatever_it_
     a.limit_arrivals(100_000);
     a.give_room(200_000);
     assert_eq!(said(&mut a, START), [Kind::Credit { edge: 102_100 }]);
-    // And less: what was told stays, and what was not is not.
+    // And less: announced room stays, and other room is not given.
     arrives(&mut a, 2100, 1000);
     assert_eq!((a.promised(), said(&mut a, START)), (100_000, vec![]));
     a.limit_arrivals(4096);
@@ -496,11 +496,11 @@ fn vtoe_10_the_other_end_is_told_of_a_share_of_the_room_and_goes_on_whatever_it_
 fn vtoe_10_a_guest_or_a_host_that_sends_more_than_there_is_room_for_is_reset() {
     let [mut a, mut b] = pair(1000);
     assert!(a.send(START, 1001).is_none());
-    assert_eq!(heard(&mut a), [Event::Failed(Errno::Reset)]);
+    assert_eq!(heard(&mut a), [GuestEvent::Failed(Errno::Reset)]);
     b.give_room(5000);
     let untold = Kind::Data { offset: 0, len: 1001 };
     assert_eq!(b.handle_message(START, untold), Verdict::Done);
-    assert_eq!(heard(&mut b), [Event::Failed(Errno::Reset)]);
+    assert_eq!(heard(&mut b), [GuestEvent::Failed(Errno::Reset)]);
 }
 
 #[test]
@@ -558,7 +558,7 @@ fn an_end_is_small() {
     assert!(size_of::<End>() <= 208, "{}", size_of::<End>());
 }
 
-/// What is on its way.
+/// Messages under way.
 #[derive(Clone)]
 struct Flying {
     message: Message,
@@ -588,10 +588,10 @@ struct World {
     /// Ends that were over, all well: their hosts remember them.
     over: [bool; 2],
     guests: [Guest; 2],
-    /// What is due to each guest, and waits for its buffers.
+    /// Payload for each guest, which waits for its buffers.
     due: [VecDeque<Vec<u8>>; 2],
     flying: Vec<Flying>,
-    /// What the fabric keeps for each end, ahead of others.
+    /// Data that the fabric holds for each end.
     held: [Vec<Flying>; 2],
     /// Of 1000 messages so many are lost, so many come again.
     lost: u64,
@@ -646,15 +646,15 @@ impl World {
             }
             while let Some(event) = end.poll_event() {
                 match event {
-                    Event::ConnectRequest => end.accept(self.now, BUFFER),
-                    Event::Ended => {
+                    GuestEvent::ConnectRequest => end.accept(self.now, BUFFER),
+                    GuestEvent::Ended => {
                         self.guests[i].ended = true;
                         let (got, other) = (self.guests[i].got, &self.guests[1 - i]);
                         assert!(other.finished, "it ended before it was finished");
                         assert_eq!(got, other.goal, "it ended clean with bytes missing");
                     }
-                    Event::Failed(errno) => self.guests[i].errno = Some(errno),
-                    Event::Established => {}
+                    GuestEvent::Failed(errno) => self.guests[i].errno = Some(errno),
+                    GuestEvent::Established => {}
                 }
             }
             if end.is_spent() {

@@ -1,31 +1,31 @@
 //! One vsock connection of a guest, seen from the host (virtio 1.2 section 5.10.6).
 //!
-//! It keeps the two books of credit and says what a packet of the guest means. It trusts nothing:
-//! a packet that an honest driver would not send is a [`Lie`], and ends this connection.
+//! It keeps the credit of both directions and interprets the packets of the guest. A packet that an
+//! honest driver would not send is a [`Lie`], and ends this connection.
 //!
 //! Linux is why some things are as they are (`virtio_transport_common.c`):
 //!
-//! - It allows itself no more than its own buffer even if ours is larger. So `fwd_cnt` says all
-//!   that we got, which is true, as nothing is kept here, and `buf_alloc` what it may send beyond;
-//!   and it hears of `fwd_cnt` before it has sent a buffer of its own, however much room there is.
-//! - It drops payload for which it has no buffer, without a word. So what goes to the guest is
-//!   measured by the buffer that it has now, and a buffer that becomes smaller than what is under
-//!   way to it ends the connection: nobody would learn what was dropped.
+//! - It allows itself no more than its own buffer even if ours is larger. So `fwd_cnt` counts all
+//!   received bytes, which is true, as nothing is kept here, and `buf_alloc` is the room beyond;
+//!   and it gets `fwd_cnt` before it has sent a buffer of its own, however much room there is.
+//! - It silently drops payload for which it has no buffer. So the present buffer bounds the bytes
+//!   sent to the guest, and a buffer that becomes smaller than the bytes under way ends the
+//!   connection: drops would remain unknown.
 //! - Since 2026 it charges its buffer for each packet besides the payload, and resets the socket if
-//!   that is too much. So each packet takes `TOE_PACKET_COST` of the room. It tells what was read
-//!   in bytes: all packets up to a *mark* are known to be read when their bytes are. Whoever has
-//!   packets outstanding for half of its buffer is asked (CREDIT_REQUEST), as before 6.7 it says
-//!   nothing until few *bytes* are left.
+//!   that is too much. So each packet takes `TOE_PACKET_COST` of the room. It reports bytes that
+//!   were read: all packets up to a *mark* are known to be read when their bytes are. A guest with
+//!   packets outstanding for half of its buffer is asked (CREDIT_REQUEST), because before 6.7 it
+//!   reports nothing until few *bytes* are left.
 //! - A packet about a socket that is gone gets a reset that tells no credit.
 
 use super::message::DATA_MAX;
 use crate::limits::{TOE_CREDIT_STEP, TOE_PACKET_COST, TOE_PACKET_FULL};
 use crate::wire::vsock::{HOST_CID, Header, Op, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, STREAM};
 
-/// What a full packet takes of a buffer.
+/// Bytes of a buffer that a full packet takes.
 const FULL_COST: u64 = TOE_PACKET_FULL + TOE_PACKET_COST;
-/// A guest that has read all is told this much room, if it has it: packets that are not full, as
-/// the first of a small buffer, are few.
+/// Least room shown for a guest that has read everything, if its buffer has it: packets that are
+/// not full, as the first of a small buffer, are few.
 const LEAST: u64 = 3 * TOE_PACKET_COST;
 
 /// The two ports of a connection: its name in the guest.
@@ -37,49 +37,49 @@ pub struct Ports {
     pub host: u32,
 }
 
-/// What a packet of the guest means.
+/// The meaning of a guest's packet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Heard {
-    /// Nothing that others need to know; there may be more room.
+pub enum Meaning {
+    /// No effect on the other end; the guest may have more room.
     Nothing,
     /// The guest has accepted the connection that the host asked for.
     Accepted,
-    /// It has sent so many bytes, which are behind the header.
+    /// Payload: so many bytes behind the header.
     Data(u32),
-    /// It has finished its stream.
+    /// The guest has finished its stream.
     Finished,
-    /// It has closed the socket. `unread`: before it had read all that it was given.
+    /// The guest has closed the socket. `unread`: before it had read everything.
     Closed {
-        /// See above.
+        /// Whether bytes were not read.
         unread: bool,
     },
-    /// It has none, or none any more.
+    /// The guest has no such connection.
     Reset,
 }
 
-/// What no honest driver sends.
+/// A packet that no honest driver sends.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Lie {
-    /// An operation that does not fit where the connection stands.
+    /// An operation that does not fit the connection's phase.
     Operation,
     /// A length that the packet, or any packet, does not have.
     Length,
     /// More payload than it was given room for.
     NoRoom,
-    /// It has read what it was not given.
+    /// A report of more read bytes than it was given.
     Credit,
-    /// Its buffer is smaller than what it was given and has not read.
+    /// A buffer smaller than the unread bytes.
     Shrunk,
 }
 
-/// Where the connection stands.
+/// The phase of the connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Phase {
-    /// The guest asked; it has no answer yet.
+    /// The guest has asked for the connection and has no answer yet.
     Asked,
-    /// The host asked; it has no answer yet.
+    /// The host has asked for the connection and has no answer yet.
     Calling,
-    /// Both know of it.
+    /// Both sides have it.
     Connected,
     /// One of them has ended it.
     Closed,
@@ -100,11 +100,11 @@ struct Due {
 #[derive(Clone, Copy, Debug, Default)]
 struct Packets {
     given: u64,
-    /// Of these that its application has certainly read.
+    /// Packets that its application has certainly read.
     read: u64,
-    /// When so many bytes were read, so many packets were.
+    /// The mark: bytes and the packets up to them.
     mark: (u64, u64),
-    /// It was asked what it has read since the mark was set.
+    /// A credit request was sent since the mark was set.
     asked: bool,
 }
 
@@ -123,33 +123,32 @@ pub struct Connection {
     due: Due,
     /// Directions that the guest has shut.
     shut: u32,
-    /// Bytes from the guest; so many it was told of.
+    /// Bytes from the guest, and the number last reported to it.
     received: u64,
     received_told: u64,
-    /// It may send up to here; so much it knows of.
+    /// The edge of its room, and the edge that it knows.
     edge: u64,
     edge_told: u64,
-    /// Bytes that were put into its memory.
+    /// Bytes put into its memory.
     given: u64,
-    /// Bytes of these that its application has read.
+    /// Bytes that its application has read.
     read: u64,
     packets: Packets,
-    /// It was asked what it has read, and has said nothing since.
+    /// A credit request was sent and has no answer yet.
     is_asked: bool,
-    /// Its buffer.
+    /// Bytes of its buffer.
     buf_alloc: u32,
 }
 
 impl Connection {
-    /// The guest of this CID asks for a connection with this header, which [`Op::Request`] is the
-    /// operation of.
+    /// A connection that the guest asks for by this header, whose operation is [`Op::Request`].
     #[must_use]
     pub fn asked(guest_cid: u64, header: &Header) -> Self {
         let ports = Ports { guest: header.src_port, host: header.dst_port };
         Self::new(guest_cid, ports, Phase::Asked, header.buf_alloc)
     }
 
-    /// The host asks the guest for one.
+    /// A connection that the host asks the guest for.
     #[must_use]
     pub fn call(guest_cid: u64, ports: Ports) -> Self {
         let mut call = Self::new(guest_cid, ports, Phase::Calling, 0);
@@ -188,8 +187,8 @@ impl Connection {
         self.read.saturating_add(self.buf_alloc as u64)
     }
 
-    /// The other end may send up to here. What packets cost is taken from it, as if all but a few
-    /// were full, so that all of it can be given when it comes.
+    /// The other end may send up to here. The cost of packets is deducted, as if all but a few were
+    /// full, so that everything that comes can be given.
     #[must_use]
     pub fn edge_to_promise(&self) -> u64 {
         let free = self.free().saturating_sub(self.spare());
@@ -199,9 +198,9 @@ impl Connection {
         self.given + if self.has_unread() { fits } else { fits.max(least) }
     }
 
-    /// Of bytes that wait for the guest, and `promised` with those that may still come, so many go
-    /// into a packet now. Few of them wait for more if their packet's cost has no place besides
-    /// what is promised; the guest has something to read meanwhile.
+    /// Of the `waiting` bytes, the number for a packet now; `promised` counts them and those that
+    /// may still come. Few bytes wait for more if the cost of their packet has no room beside the
+    /// promised bytes; the guest has other data to read meanwhile.
     #[must_use]
     pub fn takes(&self, waiting: u64, promised: u64) -> u64 {
         let len = self.room_to_guest().min(waiting);
@@ -213,25 +212,25 @@ impl Connection {
         if self.free() >= waiting + TOE_PACKET_COST + cost { len } else { 0 }
     }
 
-    /// Bytes that the guest has read, as far as it has said so.
+    /// Bytes that the guest has reported as read.
     #[must_use]
     pub const fn read(&self) -> u64 {
         self.read
     }
 
-    /// Whether it has not said that it has read all.
+    /// Whether it has not reported all bytes as read.
     #[must_use]
     pub const fn has_unread(&self) -> bool {
         self.read < self.given
     }
 
-    /// Of the guest's buffer what neither bytes nor packets have taken.
+    /// The free part of the guest's buffer.
     const fn free(&self) -> u64 {
         let taken = self.given + self.packets.outstanding() * TOE_PACKET_COST;
         self.edge_to_guest().saturating_sub(taken)
     }
 
-    /// What packets may cost that are not full.
+    /// Room for the cost of packets that are not full.
     fn spare(&self) -> u64 {
         (u64::from(self.buf_alloc) / 16).max(2 * TOE_PACKET_COST)
     }
@@ -242,13 +241,13 @@ impl Connection {
         self.buf_alloc.into()
     }
 
-    /// Bytes that may be given to the guest now, in one packet. None before its answer was polled.
+    /// Bytes that may be given to the guest now, in one packet. Zero before its answer was polled.
     #[must_use]
     pub fn room_to_guest(&self) -> u64 {
         self.room_in(1)
     }
 
-    /// Likewise in so many packets together.
+    /// Bytes that may be given in `packets` packets together.
     #[must_use]
     pub fn room_in(&self, packets: u64) -> u64 {
         if self.phase != Phase::Connected || self.due.response {
@@ -263,31 +262,30 @@ impl Connection {
         room.saturating_sub((outstanding + packets) * TOE_PACKET_COST)
     }
 
-    /// The guest is to tell what it has read, if it is not about to: one that stands still is not
-    /// asked again.
+    /// Sends a credit request, unless one is open: a guest that does not run is not asked again.
     pub fn ask(&mut self) {
         self.due.ask |= self.phase == Phase::Connected && !self.is_asked;
     }
 
-    /// Whether it has not been answered yet, by whomever.
+    /// Whether either side's answer is missing.
     #[must_use]
     pub const fn is_opening(&self) -> bool {
         matches!(self.phase, Phase::Asked | Phase::Calling)
     }
 
-    /// Bytes from the guest.
+    /// Bytes received from the guest.
     #[must_use]
     pub const fn received(&self) -> u64 {
         self.received
     }
 
-    /// Whether it is over.
+    /// Whether the connection is over.
     #[must_use]
     pub const fn is_closed(&self) -> bool {
         matches!(self.phase, Phase::Closed)
     }
 
-    /// Whether it is over, and the guest knows.
+    /// Whether the connection is over and the guest knows.
     #[must_use]
     pub const fn is_spent(&self) -> bool {
         matches!(self.phase, Phase::Closed) && !self.due.reset
@@ -296,8 +294,8 @@ impl Connection {
     /// A packet of the guest; `payload` bytes are behind its header.
     ///
     /// # Errors
-    /// It lies. The connection is over; a reset is due.
-    pub fn handle(&mut self, header: &Header, payload: usize) -> Result<Heard, Lie> {
+    /// The packet is a lie. The connection is over; a reset is due.
+    pub fn handle(&mut self, header: &Header, payload: usize) -> Result<Meaning, Lie> {
         let heard = self.obey(header, payload);
         if heard.is_err() {
             self.reset();
@@ -305,20 +303,20 @@ impl Connection {
         heard
     }
 
-    fn obey(&mut self, header: &Header, payload: usize) -> Result<Heard, Lie> {
+    fn obey(&mut self, header: &Header, payload: usize) -> Result<Meaning, Lie> {
         let op = header.op.ok_or(Lie::Operation)?;
         if header.kind != STREAM {
             return Err(Lie::Operation);
         }
         if op == Op::Reset {
             self.forget();
-            return Ok(Heard::Reset);
+            return Ok(Meaning::Reset);
         }
         match (self.phase, op) {
             (Phase::Calling, Op::Response) | (Phase::Connected, _) => {}
             // A process may set the buffer's size, or shut the socket, before it has an answer.
             (Phase::Asked, Op::CreditUpdate | Op::CreditRequest | Op::Shutdown) => {}
-            (Phase::Closed, _) => return Ok(Heard::Nothing),
+            (Phase::Closed, _) => return Ok(Meaning::Nothing),
             _ => return Err(Lie::Operation),
         }
         let len = if op == Op::Data { header.len } else { 0 };
@@ -329,20 +327,20 @@ impl Connection {
         match op {
             Op::Response if self.phase == Phase::Calling => {
                 self.phase = Phase::Connected;
-                Ok(Heard::Accepted)
+                Ok(Meaning::Accepted)
             }
             Op::Data => self.take(len),
             Op::Shutdown => Ok(self.shut(header.flags)),
             Op::CreditRequest => {
                 self.due.credit = self.phase == Phase::Connected;
-                Ok(Heard::Nothing)
+                Ok(Meaning::Nothing)
             }
-            Op::CreditUpdate => Ok(Heard::Nothing),
+            Op::CreditUpdate => Ok(Meaning::Nothing),
             Op::Request | Op::Response | Op::Reset => Err(Lie::Operation),
         }
     }
 
-    /// The guest may send up to `edge`. Room that it was told of is not taken back.
+    /// The guest may send up to `edge`. Shown room is not taken back.
     pub fn set_edge(&mut self, edge: u64) {
         self.edge = edge.max(self.edge_told);
     }
@@ -355,7 +353,7 @@ impl Connection {
         }
     }
 
-    /// The guest's application is to read an end behind all that was given.
+    /// The guest's application reads an end of file behind the bytes given so far.
     pub fn finish(&mut self) {
         self.due.shutdown = self.phase == Phase::Connected;
     }
@@ -363,20 +361,20 @@ impl Connection {
     /// The connection is over.
     pub fn reset(&mut self) {
         if self.phase != Phase::Closed {
-            // A guest that was not asked yet has nothing to forget.
+            // A guest that has not got the request needs no reset.
             let reset = !self.due.request;
             self.phase = Phase::Closed;
             self.due = Due { reset, ..Due::default() };
         }
     }
 
-    /// There is nobody to be told that it is over.
+    /// Ends the connection without a packet.
     pub fn forget(&mut self) {
         self.phase = Phase::Closed;
         self.due = Due::default();
     }
 
-    /// Payload of `len` bytes goes into the guest's memory behind this header. There must be room.
+    /// The header of `len` bytes of payload for the guest's memory. There must be room.
     #[must_use]
     pub fn give(&mut self, len: u32) -> Header {
         assert!(u64::from(len) <= self.room_to_guest(), "{len} bytes without room");
@@ -399,8 +397,8 @@ impl Connection {
         request || response || shutdown || credit || ask || reset || self.is_credit_due()
     }
 
-    /// A packet without payload that is due to the guest. Until it is taken it stays due, and is
-    /// then what it has become.
+    /// The next packet without payload for the guest, with its present content. It stays due until
+    /// it is taken.
     #[must_use]
     pub fn poll_packet(&mut self) -> Option<Header> {
         let due = &mut self.due;
@@ -423,11 +421,11 @@ impl Connection {
         Some(self.header(op))
     }
 
-    /// What every header says of the guest's room.
+    /// Takes the credit in a header.
     fn hear_credit(&mut self, header: &Header) -> Result<(), Lie> {
         let more = header.fwd_cnt.wrapping_sub(low(self.read));
         let read = self.read + u64::from(more);
-        // A counter that went back comes out as one that is far ahead.
+        // A counter that went back looks like one far ahead.
         if read > self.given {
             return Err(Lie::Credit);
         }
@@ -442,7 +440,7 @@ impl Connection {
         Ok(())
     }
 
-    /// More bytes may have been read, and so packets.
+    /// Updates the packets that were read.
     fn hear_packets(&mut self) {
         let Packets { given, mark, .. } = self.packets;
         if self.read == self.given {
@@ -452,26 +450,26 @@ impl Connection {
         }
     }
 
-    fn take(&mut self, len: u32) -> Result<Heard, Lie> {
+    fn take(&mut self, len: u32) -> Result<Meaning, Lie> {
         if self.shut & SHUTDOWN_SEND != 0 {
             return Err(Lie::Operation);
         }
         if len == 0 {
-            return Ok(Heard::Nothing);
+            return Ok(Meaning::Nothing);
         }
         let received = self.received + u64::from(len);
         if received > self.edge_told {
             return Err(Lie::NoRoom);
         }
         self.received = received;
-        Ok(Heard::Data(len))
+        Ok(Meaning::Data(len))
     }
 
-    fn shut(&mut self, flags: u32) -> Heard {
+    fn shut(&mut self, flags: u32) -> Meaning {
         if self.phase == Phase::Asked {
-            // As in TCP, it connects no more.
+            // As in TCP, the guest gives up connecting.
             self.reset();
-            return Heard::Closed { unread: false };
+            return Meaning::Closed { unread: false };
         }
         let both = SHUTDOWN_RECEIVE | SHUTDOWN_SEND;
         let before = self.shut;
@@ -479,17 +477,17 @@ impl Connection {
         if self.shut == both {
             // Linux would wait for this for eight seconds.
             self.reset();
-            return Heard::Closed { unread: self.read < self.given };
+            return Meaning::Closed { unread: self.read < self.given };
         }
         let finished = before & SHUTDOWN_SEND == 0 && self.shut & SHUTDOWN_SEND != 0;
-        if finished { Heard::Finished } else { Heard::Nothing }
+        if finished { Meaning::Finished } else { Meaning::Nothing }
     }
 
     fn is_credit_due(&self) -> bool {
         let news = self.edge - self.edge_told;
         let wanted = matches!(self.phase, Phase::Connected) && self.shut & SHUTDOWN_SEND == 0;
         let little = self.edge_told - self.received < TOE_CREDIT_STEP;
-        // It may have sent half of what it allows itself.
+        // The guest may have sent half of its own limit.
         let half = u64::from(self.buf_alloc) / 2;
         let untold = self.received - self.received_told;
         let own = untold >= TOE_CREDIT_STEP || untold > 0 && untold >= half;
@@ -516,7 +514,7 @@ impl Connection {
     }
 }
 
-/// A guest of this CID is to hear that this connection is over.
+/// A reset of this connection for the guest of this CID.
 #[must_use]
 pub const fn reset(guest_cid: u64, ports: Ports) -> Header {
     Header {
@@ -533,11 +531,11 @@ pub const fn reset(guest_cid: u64, ports: Ports) -> Header {
     }
 }
 
-/// What is answered to a packet that is for no connection; `None`: nothing. It comes from a guest
-/// of this CID, whatever it says.
+/// The answer to a packet of no connection, if there is one. `cid` is the sender's, whatever the
+/// packet has.
 #[must_use]
 pub fn for_nobody(guest_cid: u64, header: &Header) -> Option<Header> {
-    // Nobody is told of a reset that his reset met nobody.
+    // A reset is not answered by a reset.
     (header.op != Some(Op::Reset)).then_some(Header {
         src_cid: header.dst_cid,
         dst_cid: guest_cid,
@@ -595,14 +593,14 @@ mod tests {
     fn a_guest_is_told_of_room_and_kept_to_it() {
         let mut c = connected();
         let data = |len| Header { len, ..packet(Op::Data) };
-        assert_eq!(c.handle(&data(600), 600), Ok(Heard::Data(600)));
+        assert_eq!(c.handle(&data(600), 600), Ok(Meaning::Data(600)));
         assert_eq!(c.poll_packet(), None, "there is no news");
         c.set_edge(5000);
         let told = c.poll_packet().expect("there is");
         assert_eq!((told.op, told.fwd_cnt, told.buf_alloc), (Some(Op::CreditUpdate), 600, 4400));
         c.set_edge(4000);
         assert_eq!(c.poll_packet(), None, "room is not taken back");
-        assert_eq!(c.handle(&packet(Op::CreditRequest), 0), Ok(Heard::Nothing));
+        assert_eq!(c.handle(&packet(Op::CreditRequest), 0), Ok(Meaning::Nothing));
         assert_eq!(c.poll_packet(), Some(told));
         assert_eq!(c.handle(&data(4401), 4401), Err(Lie::NoRoom));
         assert_eq!(c.poll_packet().and_then(|p| p.op), Some(Op::Reset));
@@ -615,24 +613,24 @@ mod tests {
         let given = c.give(60_000);
         assert_eq!((given.op, given.len), (Some(Op::Data), 60_000));
         let smaller = Header { buf_alloc: 50_000, fwd_cnt: 20_000, ..packet(Op::CreditUpdate) };
-        assert_eq!(c.handle(&smaller, 0), Ok(Heard::Nothing));
+        assert_eq!(c.handle(&smaller, 0), Ok(Meaning::Nothing));
         assert_eq!((c.edge_to_guest(), c.room_to_guest()), (70_000, 10_000 - 2 * TOE_PACKET_COST));
         assert_eq!(c.give(1000).len, 1000);
         let least = Header { buf_alloc: 41_000 + 2 * 768, ..smaller };
-        assert_eq!(c.handle(&least, 0), Ok(Heard::Nothing));
+        assert_eq!(c.handle(&least, 0), Ok(Meaning::Nothing));
         assert_eq!(c.room_to_guest(), 0);
-        // Linux drops what is under way to a buffer that has become too small, some in silence.
+        // Linux drops bytes under way to a buffer that has become too small, some silently.
         let less = Header { buf_alloc: least.buf_alloc - 1, ..smaller };
         assert_eq!(c.handle(&less, 0), Err(Lie::Shrunk));
         let mut c = connected();
         let none = Header { buf_alloc: 0, ..packet(Op::CreditUpdate) };
-        assert_eq!(c.handle(&none, 0), Ok(Heard::Nothing), "it was given nothing");
+        assert_eq!(c.handle(&none, 0), Ok(Meaning::Nothing), "it was given nothing");
         assert_eq!((c.edge_to_guest(), c.room_to_guest()), (0, 0));
     }
 
     #[test]
     fn vtoe_10_a_guest_hears_what_came_before_it_has_sent_a_buffer_of_its_own() {
-        // Linux allows itself no more than its own buffer beyond what it was told has come.
+        // Linux sends at most its own buffer beyond the reported bytes.
         for own in [1000, 20_000, 262_144] {
             let mut c = Connection::asked(9, &Header { buf_alloc: own, ..packet(Op::Request) });
             c.set_edge(1 << 20);
@@ -643,7 +641,7 @@ mod tests {
                 let len = (own - (sent - told)).min((1 << 20) - sent).min(4096);
                 assert!(len > 0, "it has sent {own} bytes and was told of nothing");
                 let data = Header { buf_alloc: own, len, ..packet(Op::Data) };
-                assert_eq!(c.handle(&data, len as usize), Ok(Heard::Data(len)));
+                assert_eq!(c.handle(&data, len as usize), Ok(Meaning::Data(len)));
                 sent += len;
                 if let Some(packet) = c.poll_packet() {
                     assert_eq!((packet.op, packet.fwd_cnt), (Some(Op::CreditUpdate), sent));
@@ -653,7 +651,7 @@ mod tests {
         }
     }
 
-    /// What Linux charges for a packet that was not read.
+    /// Linux's charge for an unread packet.
     const TRUESIZE: u32 = 576;
 
     #[test]
@@ -678,19 +676,19 @@ mod tests {
         c.ask();
         assert_eq!(c.poll_packet(), None, "it has not answered the last");
         let told = |fwd_cnt| Header { fwd_cnt, ..packet(Op::CreditUpdate) };
-        assert_eq!(c.handle(&told(0), 0), Ok(Heard::Nothing));
+        assert_eq!(c.handle(&told(0), 0), Ok(Meaning::Nothing));
         assert_eq!(c.room_to_guest(), 0, "it has read nothing");
         c.ask();
         assert_eq!(c.poll_packet().and_then(|p| p.op), Some(Op::CreditRequest));
-        // All but one: what of it were packets will be known when that is read.
-        assert_eq!(c.handle(&told(first - 1), 0), Ok(Heard::Nothing));
+        // All bytes but one: the packets are known to be read with the last byte.
+        assert_eq!(c.handle(&told(first - 1), 0), Ok(Meaning::Nothing));
         assert_eq!((c.room_to_guest(), c.has_unread()), (0, true));
-        assert_eq!(c.handle(&told(first), 0), Ok(Heard::Nothing));
+        assert_eq!(c.handle(&told(first), 0), Ok(Meaning::Nothing));
         assert_eq!(c.room_to_guest(), 100_000 - TOE_PACKET_COST);
         assert_eq!(give_all(&mut c), (first, 1));
-        // The mark is at `2 * first` now, and what is given after it stays counted.
-        assert_eq!(c.handle(&told(first + 1), 0), Ok(Heard::Nothing));
-        assert_eq!(c.handle(&told(2 * first), 0), Ok(Heard::Nothing));
+        // The mark is at `2 * first` now, and later packets stay counted.
+        assert_eq!(c.handle(&told(first + 1), 0), Ok(Meaning::Nothing));
+        assert_eq!(c.handle(&told(2 * first), 0), Ok(Meaning::Nothing));
         assert_eq!(give_all(&mut c), (first, 1));
     }
 
@@ -700,16 +698,16 @@ mod tests {
         let told = |fwd_cnt| Header { fwd_cnt, ..packet(Op::CreditUpdate) };
         (0..10).for_each(|_| assert_eq!(c.give(1).len, 1));
         // Sets the mark at 10 bytes.
-        assert_eq!(c.handle(&told(1), 0), Ok(Heard::Nothing));
+        assert_eq!(c.handle(&told(1), 0), Ok(Meaning::Nothing));
         (0..5).for_each(|_| assert_eq!(c.give(1).len, 1));
         assert_eq!(c.room_to_guest(), 100_001 - 15 - 16 * TOE_PACKET_COST);
-        assert_eq!(c.handle(&told(9), 0), Ok(Heard::Nothing));
+        assert_eq!(c.handle(&told(9), 0), Ok(Meaning::Nothing));
         assert_eq!(c.room_to_guest(), 100_009 - 15 - 16 * TOE_PACKET_COST);
-        assert_eq!(c.handle(&told(10), 0), Ok(Heard::Nothing));
+        assert_eq!(c.handle(&told(10), 0), Ok(Meaning::Nothing));
         assert_eq!(c.room_to_guest(), 100_010 - 15 - 6 * TOE_PACKET_COST);
-        assert_eq!(c.handle(&told(14), 0), Ok(Heard::Nothing));
+        assert_eq!(c.handle(&told(14), 0), Ok(Meaning::Nothing));
         assert_eq!(c.room_to_guest(), 100_014 - 15 - 6 * TOE_PACKET_COST, "the mark is at 15");
-        assert_eq!(c.handle(&told(15), 0), Ok(Heard::Nothing));
+        assert_eq!(c.handle(&told(15), 0), Ok(Meaning::Nothing));
         assert_eq!(c.room_to_guest(), 100_000 - TOE_PACKET_COST);
     }
 
@@ -717,11 +715,11 @@ mod tests {
     fn a_buffer_that_is_smaller_than_a_packet_takes_one_at_a_time() {
         let mut c = connected();
         let told = |fwd_cnt| Header { buf_alloc: 100, fwd_cnt, ..packet(Op::CreditUpdate) };
-        assert_eq!(c.handle(&told(0), 0), Ok(Heard::Nothing));
+        assert_eq!(c.handle(&told(0), 0), Ok(Meaning::Nothing));
         assert_eq!(c.room_to_guest(), 100);
         let _ = c.give(60);
         assert_eq!((c.room_to_guest(), c.has_unread()), (0, true));
-        assert_eq!(c.handle(&told(60), 0), Ok(Heard::Nothing));
+        assert_eq!(c.handle(&told(60), 0), Ok(Meaning::Nothing));
         assert_eq!((c.room_to_guest(), c.has_unread()), (100, false));
     }
 
@@ -730,7 +728,7 @@ mod tests {
         for op in [Op::CreditUpdate, Op::CreditRequest] {
             let mut c = Connection::asked(9, &packet(Op::Request));
             let told = Header { buf_alloc: 7777, ..packet(op) };
-            assert_eq!(c.handle(&told, 0), Ok(Heard::Nothing));
+            assert_eq!(c.handle(&told, 0), Ok(Meaning::Nothing));
             assert_eq!((c.edge_to_guest(), c.poll_packet()), (7777, None), "it has no answer yet");
             c.respond();
             assert_eq!(c.poll_packet().and_then(|p| p.op), Some(Op::Response));
@@ -739,7 +737,7 @@ mod tests {
         for flags in [SHUTDOWN_RECEIVE, SHUTDOWN_SEND, SHUTDOWN_RECEIVE | SHUTDOWN_SEND] {
             let mut c = Connection::asked(9, &packet(Op::Request));
             let shut = Header { flags, ..packet(Op::Shutdown) };
-            assert_eq!(c.handle(&shut, 0), Ok(Heard::Closed { unread: false }));
+            assert_eq!(c.handle(&shut, 0), Ok(Meaning::Closed { unread: false }));
             assert_eq!(c.poll_packet().and_then(|p| p.op), Some(Op::Reset));
         }
         let mut c = Connection::call(9, PORTS);
@@ -756,7 +754,7 @@ mod tests {
             read += 50_000;
             let fwd_cnt = u32::try_from(read & 0xffff_ffff).expect("low");
             let told = Header { fwd_cnt, ..packet(Op::CreditUpdate) };
-            assert_eq!(c.handle(&told, 0), Ok(Heard::Nothing));
+            assert_eq!(c.handle(&told, 0), Ok(Meaning::Nothing));
             assert_eq!(c.edge_to_guest(), read + 100_000);
         }
     }
@@ -786,7 +784,7 @@ mod tests {
         }
         let mut c = connected();
         let shut = Header { flags: SHUTDOWN_SEND, ..packet(Op::Shutdown) };
-        assert_eq!(c.handle(&shut, 0), Ok(Heard::Finished));
+        assert_eq!(c.handle(&shut, 0), Ok(Meaning::Finished));
         assert_eq!(c.handle(&Header { len: 1, ..data }, 1), Err(Lie::Operation));
         let mut early = Connection::asked(9, &packet(Op::Request));
         assert_eq!(early.handle(&data, 0), Err(Lie::Operation), "it has no answer yet");
@@ -798,16 +796,16 @@ mod tests {
             let mut c = connected();
             let _ = c.give(50);
             let shut = |flags| Header { flags, fwd_cnt, ..packet(Op::Shutdown) };
-            assert_eq!(c.handle(&shut(SHUTDOWN_RECEIVE), 0), Ok(Heard::Nothing), "as in TCP");
-            assert_eq!(c.handle(&shut(8), 0), Ok(Heard::Nothing));
-            assert_eq!(c.handle(&shut(SHUTDOWN_SEND), 0), Ok(Heard::Closed { unread }));
+            assert_eq!(c.handle(&shut(SHUTDOWN_RECEIVE), 0), Ok(Meaning::Nothing), "as in TCP");
+            assert_eq!(c.handle(&shut(8), 0), Ok(Meaning::Nothing));
+            assert_eq!(c.handle(&shut(SHUTDOWN_SEND), 0), Ok(Meaning::Closed { unread }));
             assert_eq!(c.poll_packet().and_then(|p| p.op), Some(Op::Reset));
         }
         let mut c = connected();
         c.finish();
         let end = c.poll_packet().expect("an end");
         assert_eq!((end.op, end.flags), (Some(Op::Shutdown), SHUTDOWN_SEND));
-        assert_eq!(c.handle(&packet(Op::Reset), 0), Ok(Heard::Reset));
+        assert_eq!(c.handle(&packet(Op::Reset), 0), Ok(Meaning::Reset));
         assert!(c.is_spent() && c.poll_packet().is_none(), "a reset has no answer");
     }
 
@@ -817,7 +815,7 @@ mod tests {
         c.set_edge(10);
         let request = c.poll_packet().expect("a request");
         assert_eq!((request.op, request.buf_alloc), (Some(Op::Request), 10));
-        assert_eq!(c.handle(&packet(Op::Response), 0), Ok(Heard::Accepted));
+        assert_eq!(c.handle(&packet(Op::Response), 0), Ok(Meaning::Accepted));
         assert_eq!(c.room_to_guest(), 100_000 - TOE_PACKET_COST);
         let mut untold = Connection::call(9, PORTS);
         untold.reset();

@@ -1,8 +1,8 @@
 //! etcd: hosts that find each other, with leases, by its gateway (JSON over HTTP).
 //!
 //! A host's entries have its lease: they expire after the host's death. The first claim of a MAC
-//! wins; a later one is a waiting key beside it (`schema`), which the holder sees, and wins when the
-//! MAC is free. The thread (`session`) waits for etcd, so that the caller never does.
+//! wins; a later one is a waiting key beside it (`schema`), which the holder sees, and wins when
+//! the MAC is free. The thread (`session`) waits for etcd, so that the caller never does.
 //!
 //! The gateway and not gRPC, because that would bring a hundred crates, a compiler for its
 //! interfaces and an asynchronous runtime, where this needs TLS, base64 and 300 lines of HTTP. The

@@ -166,7 +166,7 @@ fn a_hostile_receiver_cannot_cut_it_to_pieces() {
 
 /// One step of the comparison with a model that keeps a state for every byte.
 #[derive(Clone, Debug)]
-enum Step {
+enum Operation {
     Sent(u64),
     Again(u64, u64),
     Ack(u64, Vec<(u64, u64)>),
@@ -175,16 +175,16 @@ enum Step {
     Renege,
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps() -> impl Strategy<Value = Vec<Operation>> {
     let number = || 0_u64..60;
     let block = (number(), 1_u64..12).prop_map(|(from, len)| (from, from + len));
     let step = prop_oneof![
-        4 => (1_u64..10).prop_map(Step::Sent),
-        2 => (number(), 1_u64..8).prop_map(|(from, len)| Step::Again(from, from + len)),
-        4 => (0_u64..6, vec(block, 0..4)).prop_map(|(more, blocks)| Step::Ack(more, blocks)),
-        2 => (0_u64..4).prop_map(Step::LostBefore),
-        1 => Just(Step::FirstLost),
-        1 => Just(Step::Renege),
+        4 => (1_u64..10).prop_map(Operation::Sent),
+        2 => (number(), 1_u64..8).prop_map(|(from, len)| Operation::Again(from, from + len)),
+        4 => (0_u64..6, vec(block, 0..4)).prop_map(|(more, blocks)| Operation::Ack(more, blocks)),
+        2 => (0_u64..4).prop_map(Operation::LostBefore),
+        1 => Just(Operation::FirstLost),
+        1 => Just(Operation::Renege),
     ];
     vec(step, 1..60)
 }
@@ -244,12 +244,12 @@ proptest! {
         for (i, step) in steps.into_iter().enumerate() {
             let now = at(10 * i as u64);
             match step {
-                Step::Sent(bytes) => {
+                Operation::Sent(bytes) => {
                     board.on_sent(board.next() + bytes, now);
                     let byte = Byte { state: State::Flying, again: false, sent_at: now };
                     model.bytes.extend((0..bytes).map(|_| byte));
                 }
-                Step::Again(from, to) => {
+                Operation::Again(from, to) => {
                     let from = (board.una() + from).min(board.next());
                     let to = (board.una() + to).min(board.next());
                     board.on_sent_again(from, to, now);
@@ -257,7 +257,7 @@ proptest! {
                         *byte = Byte { state: State::Flying, again: true, sent_at: now };
                     }
                 }
-                Step::Ack(more, blocks) => {
+                Operation::Ack(more, blocks) => {
                     let ack = (board.una() + more).min(board.next());
                     let blocks: Vec<_> =
                         blocks.iter().map(|(from, to)| (ack + from, ack + to)).collect();
@@ -266,20 +266,20 @@ proptest! {
                     let expected = model.ack(ack, &blocks);
                     prop_assert_eq!((news.bytes, told), (expected, expected));
                 }
-                Step::LostBefore(steps) => {
+                Operation::LostBefore(steps) => {
                     let before = at(10 * (i as u64).saturating_sub(steps));
                     board.mark_lost(|p| p.sent_at < before);
                     let bytes = model.bytes.iter_mut().filter(|byte| byte.state == State::Flying);
                     bytes.filter(|b| b.sent_at < before).for_each(|b| b.state = State::Lost);
                 }
-                Step::FirstLost => {
+                Operation::FirstLost => {
                     board.mark_first_lost();
                     let first = model.bytes.front_mut();
                     first.into_iter().filter(|b| b.state == State::Flying).for_each(|b| {
                         b.state = State::Lost;
                     });
                 }
-                Step::Renege => {
+                Operation::Renege => {
                     board.forget_sacks();
                     let sacked = model.bytes.iter_mut().filter(|b| b.state == State::Sacked);
                     sacked.for_each(|b| (b.state, b.again) = (State::Lost, true));

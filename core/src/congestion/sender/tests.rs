@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 mod hard;
-mod late;
+mod lateness;
 mod spurious;
 
 const MSS: u64 = 1000;
@@ -773,13 +773,13 @@ struct Path {
     loss: u64,
     late: u64,
     /// Arrivals at the receiver and, as ACKs, at the sender.
-    queue: BTreeMap<(Instant, u64), Event>,
+    queue: BTreeMap<(Instant, u64), PathEvent>,
     count: u64,
     received: BTreeMap<u64, u64>,
     ack: u64,
 }
 
-enum Event {
+enum PathEvent {
     Data(u64, u64),
     Ack(u64, Vec<(u64, u64)>),
 }
@@ -792,7 +792,7 @@ impl Path {
         self.random % 1000 < of_thousand
     }
 
-    fn put(&mut self, at: Instant, event: Event) {
+    fn put(&mut self, at: Instant, event: PathEvent) {
         self.count += 1;
         self.queue.insert((at, self.count), event);
     }
@@ -803,12 +803,12 @@ impl Path {
                 continue;
             }
             let late = if self.chance(self.late) { ms(30) } else { Duration::ZERO };
-            self.put(now + ms(20) + late, Event::Data(from, s.to.min(from + MSS)));
+            self.put(now + ms(20) + late, PathEvent::Data(from, s.to.min(from + MSS)));
         }
     }
 
     /// Data arrives: the ACK it is answered with.
-    fn receive(&mut self, from: u64, to: u64) -> Event {
+    fn receive(&mut self, from: u64, to: u64) -> PathEvent {
         let entry = self.received.entry(from).or_insert(to);
         *entry = to.max(*entry);
         let mut blocks: Vec<(u64, u64)> = vec![];
@@ -828,7 +828,7 @@ impl Path {
         if to <= self.ack && blocks.is_empty() && from < self.ack.saturating_sub(MSS) {
             blocks.insert(0, (from, to)); // a DSACK, as far as this receiver can tell
         }
-        Event::Ack(self.ack, blocks)
+        PathEvent::Ack(self.ack, blocks)
     }
 }
 
@@ -880,13 +880,13 @@ fn transfer(config: &SenderConfig, mut path: Path, bytes: u64) -> Result<Sender,
             && let Some((_, event)) = path.queue.pop_first()
         {
             match event {
-                Event::Data(from, to) => {
+                PathEvent::Data(from, to) => {
                     let answer = path.receive(from, to);
                     if !path.chance(path.loss / 2) {
                         path.put(now + ms(20), answer);
                     }
                 }
-                Event::Ack(ack, blocks) => {
+                PathEvent::Ack(ack, blocks) => {
                     let edge = s.net_edge.max(ack + 200_000);
                     let bare = edge == s.net_edge;
                     let a = NetAck { ack, blocks: &blocks, edge, ece: false, echo: None, bare };

@@ -1,4 +1,4 @@
-//! Which program asks, as far as it says so.
+//! The name of the program that asks, as far as it is known.
 
 use core::fmt;
 
@@ -10,10 +10,10 @@ const LEN: usize = 16;
 pub struct Program([u8; LEN]);
 
 impl Program {
-    /// It does not say.
+    /// No name.
     pub const NONE: Self = Self([0; LEN]);
 
-    /// What it says: up to the first zero, and no more than the kernel keeps.
+    /// The name in these bytes: up to the first zero, and no more than the kernel keeps.
     #[must_use]
     pub fn of(name: &[u8]) -> Self {
         let mut program = Self::NONE;

@@ -5,12 +5,12 @@ use core::net::SocketAddr;
 use super::{ANSWER, Code, LEN, NATIVE, VERSION, address};
 use crate::toe::errno::Errno;
 
-/// What a host has answered.
+/// A host's answer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Reply {
-    /// Of the request.
+    /// Tag of the request.
     pub tag: u16,
-    /// How.
+    /// The result.
     pub code: Code,
     /// The socket's own address and the other side's, if they are known.
     pub addresses: Option<(SocketAddr, SocketAddr)>,
@@ -19,7 +19,7 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// Reads an answer. `None`: it is none that there is.
+    /// Parses an answer. `None`: it is invalid.
     #[must_use]
     pub fn parse(b: &[u8; LEN]) -> Option<Self> {
         if b[0] != VERSION || b[1] <= ANSWER {

@@ -1,4 +1,4 @@
-//! Guests come, change and go.
+//! Guests are added, changed and removed.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -8,10 +8,9 @@ use super::{Host, Instant, Socket, SocketId, VmId};
 use crate::limits::TOE_SOCKETS_PER_STEP;
 
 impl Host {
-    /// A guest may have sockets from now on. Those of its addresses that another guest of its
-    /// network has already are not its own, and are named. `goes_on`: its kernel is the one that
-    /// was there when it was removed, and hears that its connections are gone; its processes may
-    /// still ask how those ended that were over before.
+    /// Adds a guest. Addresses that another guest of its network has already are not given to it,
+    /// and are returned. `goes_on`: its kernel is the one that was there when it was removed, and
+    /// gets resets of its connections; its processes may still ask for the results of earlier ones.
     #[must_use]
     pub fn add_guest(&mut self, vm: VmId, config: GuestConfig, goes_on: bool) -> Vec<IpAddr> {
         assert!(!self.is_ending(vm), "{vm:?} has sockets of the guest before it");
@@ -27,10 +26,10 @@ impl Host {
         others
     }
 
-    /// A guest, its driver or its VMM is gone, or it is to begin anew because its network, its
-    /// addresses or those it may reach change. What it had is reset: `TOE_SOCKETS_PER_STEP` sockets
-    /// now, and more by [`Self::go_on_ending`] as long as it [is ending](Self::is_ending), or as
-    /// soon as somebody says something of them. Nobody comes by its number before that is over.
+    /// A guest, its driver or its VMM is gone, or the guest begins anew because its network, its
+    /// addresses or its permissions change. Its sockets are reset: `TOE_SOCKETS_PER_STEP` now, and
+    /// more by [`Self::go_on_ending`] as long as it [is ending](Self::is_ending), or when a message
+    /// for one comes. Its number is not used again before that is over.
     pub fn remove_guest(&mut self, now: Instant, vm: VmId) -> Option<GuestConfig> {
         let removed = self.guests.remove(&vm).map(|guest| {
             let config = guest.config.clone();
@@ -45,8 +44,9 @@ impl Host {
         removed
     }
 
-    /// What a guest has closed and is to arrive elsewhere ends as well, in the same steps: without
-    /// this it arrives also when the guest has gone. To be said before [`Self::remove_guest`].
+    /// Sockets that a guest has closed and whose data is still to be delivered elsewhere end as
+    /// well, in the same steps; without this call the data is delivered after the guest has gone.
+    /// To be called before [`Self::remove_guest`].
     pub fn end_closed(&mut self, vm: VmId) {
         let closed = self.sockets.orphans_of(vm);
         self.list_ending(vm, closed);
@@ -56,7 +56,7 @@ impl Host {
         self.ending.extend((!sockets.is_empty()).then_some((vm, sockets)));
     }
 
-    /// Whether sockets of a guest that has gone, or some that it had closed, have not been told.
+    /// Whether sockets of a guest that has gone, or some that it had closed, are still to be reset.
     #[must_use]
     pub fn is_ending(&self, vm: VmId) -> bool {
         self.ending.iter().any(|(of, _)| *of == vm)
@@ -84,49 +84,49 @@ impl Host {
         }
     }
 
-    /// Whoever still speaks of a socket whose guest has gone ends it.
+    /// A message for a socket whose guest has gone ends it.
     pub(super) fn end_if_its_guest_has_gone(&mut self, now: Instant, id: SocketId) {
         if self.sockets.get(id).is_some_and(|socket| !self.has_guest(socket)) {
             self.end(now, id);
         }
     }
 
-    /// Its guest has gone, unless it was told so before; or what its guest has closed arrives
-    /// nowhere any more.
+    /// Ends a socket whose guest has gone, unless it has ended before, or a closed one whose data
+    /// is not to be delivered any more.
     fn end(&mut self, now: Instant, id: SocketId) {
         if self.sockets.get(id).is_some_and(|socket| socket.is_listed || socket.is_orphan()) {
             self.lose(now, id);
         }
     }
 
-    /// Guests whose listeners may have changed since this was asked last, also those that have come
-    /// or gone, and how often they did: [`Self::listening_ports`].
+    /// Guests whose listeners may have changed since the last call, also added and removed ones,
+    /// and the number of changes: [`Self::listening_ports`].
     pub fn take_listener_changes(&mut self) -> BTreeMap<VmId, u64> {
         std::mem::take(&mut self.listener_changes)
     }
 
-    /// Listeners of a guest have changed so often.
+    /// Counts changes of a guest's listeners.
     pub(super) fn note_listeners(&mut self, vm: VmId, changes: u64) {
         if changes > 0 {
             *self.listener_changes.entry(vm).or_default() += changes;
         }
     }
 
-    /// Whether the guest is there whose kernel knows a socket: payload may be given to it.
+    /// Whether a socket's guest is present and has the socket, so that payload may be given to it.
     pub(super) fn has_guest(&self, socket: &Socket) -> bool {
         self.ending.is_empty() || !socket.is_listed || self.guests.contains_key(&socket.vm)
     }
 
-    /// A virtual machine is no more: all that is left of it is reset, in steps as of
-    /// [`Self::remove_guest`], what it had closed as well. Its number may be another's when none of
-    /// it [is ending](Self::is_ending).
+    /// A virtual machine is removed for good: all its sockets are reset in steps as by
+    /// [`Self::remove_guest`], closed ones too. Its number may be used again when none of them [is
+    /// ending](Self::is_ending).
     pub fn forget_vm(&mut self, now: Instant, vm: VmId) {
         self.end_closed(vm);
         let _ = self.remove_guest(now, vm);
         self.left.remove(&vm);
     }
 
-    /// The addresses that it gets, and those that it does not.
+    /// The addresses that the guest gets, and those that it does not get.
     fn take_addresses(&mut self, vm: VmId, config: &GuestConfig) -> (Vec<IpAddr>, Vec<IpAddr>) {
         let has = |ip: &IpAddr| *self.addresses.entry((config.network, *ip)).or_insert(vm) == vm;
         config.ips.iter().copied().partition(has)

@@ -47,7 +47,7 @@ impl Policy for Doorkeeper {
 struct World {
     host: Host,
     now: Instant,
-    /// What each guest heard.
+    /// Packets that each guest got.
     packets: [VecDeque<Header>; 3],
     answers: [VecDeque<[u8; LEN]>; 3],
     /// Guests whose rings have no room.
@@ -57,7 +57,7 @@ struct World {
     /// Messages that are under way, and all that ever were.
     messages: VecDeque<(Message, Request)>,
     requests: VecDeque<(Message, Request)>,
-    /// What was for the other host.
+    /// Messages for the other host.
     abroad: Vec<Message>,
     gone: usize,
     returned: Vec<Message>,
@@ -657,7 +657,7 @@ fn vtoe_06_a_guest_that_was_stopped_and_goes_on_hears_that_its_sockets_are_gone(
         let mut w = World::new();
         w.listens("0.0.0.0:80");
         let b = w.connects(1025, "10.0.0.2:80");
-        // What is lost twice is lost.
+        // A message that is lost twice is lost.
         for _ in 0..2 {
             let config = w.host.remove_guest(NOW, vm).expect("it was there");
             w.collect();
@@ -778,7 +778,8 @@ fn vtoe_06_what_a_guest_has_open_and_what_it_has_closed_end_in_the_same_steps() 
         }
     };
     let all = vec![TOE_SOCKETS_PER_STEP; TOE_SOCKETS_MAX / TOE_SOCKETS_PER_STEP];
-    // What is closed arrives when its guest goes, but not where the guest may not send any more.
+    // Data of a closed socket arrives after its guest has gone, but not where the guest may not
+    // send any more.
     let config = w.host.remove_guest(NOW, B).expect("it was there");
     assert_eq!(steps(&mut w), all[..all.len() / 2]);
     assert_eq!(w.host.sockets(), TOE_SOCKETS_MAX / 2);
@@ -868,7 +869,7 @@ fn vtoe_13_a_hundred_thousand_connections_use_the_same_ports_and_late_messages_m
             panic!("to be carried");
         };
         assert_eq!(message.id, ShadowId { incarnation: 77, serial: round });
-        // Whatever an earlier connection said comes now: nobody hears it.
+        // Late messages of an earlier connection come now and have no effect.
         if let Some(message) = late.pop_front() {
             let met = w.host.handle_message(NOW, HERE, &message);
             assert_eq!((met.socket, met.verdict), (None, Verdict::Done));
@@ -950,7 +951,7 @@ fn vtoe_10_who_opens_leaves_as_many_places_as_it_has_to_others() {
     w.host.handle_request(w.now, HERE, &message, &request, request.from.ip());
     w.collect();
     assert_eq!(w.host.sockets(), greedy + others + 1);
-    // What is over counts no more.
+    // A connection that is over is not counted.
     w.heard(B);
     for serial in 0..10 {
         let _ = says(&mut w, THERE, serial, Kind::Reset(Errno::Reset));
@@ -976,7 +977,7 @@ fn vtoe_10_who_opens_from_many_addresses_is_counted_as_one() {
         opened += usize::from(w.host.socket(THERE, id, Side::Acceptor).is_some());
     }
     assert_eq!(opened, TOE_SOCKETS_MAX / 2, "each was from another address");
-    // What is over counts no more, whatever address it had.
+    // A connection that is over is not counted, whatever its address was.
     w.heard(B);
     for serial in 0..10 {
         let _ = says(&mut w, THERE, serial, Kind::Reset(Errno::Reset));
@@ -1064,7 +1065,7 @@ fn accepts(w: &mut World, serials: std::ops::Range<u64>) {
     }
 }
 
-/// What the other host says of a connection of [`calls`].
+/// A message of the other host about a connection of [`calls`].
 fn says(w: &mut World, from: HostId, serial: u64, kind: Kind) -> Met {
     let id = ShadowId { incarnation: 88, serial };
     let met = w.host.handle_message(w.now, from, &Message { id, to: Side::Acceptor, kind });
@@ -1285,7 +1286,7 @@ fn vtoe_09_an_address_of_two_guests_is_of_the_first() {
 fn vtoe_09_only_the_host_of_the_other_end_may_speak_of_a_connection() {
     let mut w = World::new();
     w.listens("0.0.0.0:80");
-    // Whoever knows the name and comes first gets a connection of its own.
+    // A host that knows the name and comes first gets a connection of its own.
     let early = w.connects(1025, "10.0.0.2:80");
     let name = w.requests[0].0.id;
     let request = w.requests[0].1;
@@ -1429,7 +1430,7 @@ fn what_others_cause_is_state_of_a_socket_and_not_a_queue() {
     let told: Vec<_> = w.packets[1].drain(..).collect();
     assert_eq!(told.iter().map(|h| h.op).collect::<Vec<_>>(), [Some(Op::CreditUpdate)]);
     assert!(told[0].buf_alloc > 16_384, "as it is now: {}", told[0].buf_alloc);
-    // Who connects and thinks better of it leaves nothing.
+    // An opener that gives up leaves nothing.
     w.full[1] = true;
     for port in 2000..2500 {
         let ask = Ask::Connect {
@@ -1713,7 +1714,7 @@ proptest! {
         w.carry();
         // One case in some 500 means no harm. Too many of those are an error.
         prop_assume!(carried > 0);
-        // What C had closed by itself waits for B.
+        // The socket that C had closed by itself waits for B.
         w.host.remove_guest(w.now, B);
         w.collect();
         w.carry();

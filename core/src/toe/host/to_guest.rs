@@ -1,4 +1,4 @@
-//! What guests are to hear: the state of their sockets, when there is room for it.
+//! Packets to guests: the state of their sockets, when the ring has room.
 
 use super::super::guest::{Guest, Packet};
 use super::{Code, Host, SocketId, VmId};
@@ -17,8 +17,8 @@ impl Host {
         self.guests.get(&vm).is_some_and(|guest| guest.is_ready)
     }
 
-    /// The next packet for a guest, without payload of others; there must be room for it. It is
-    /// what is to be heard now, whatever was before.
+    /// The next packet for a guest, without payload of others; there must be room for it. Its
+    /// content is the present state.
     #[must_use]
     pub fn poll_packet(&mut self, vm: VmId) -> Option<Packet> {
         let guest = self.guests.get_mut(&vm)?;
@@ -28,8 +28,8 @@ impl Host {
         // One of each socket in turn.
         while let Some(id) = guest.ready.pop_front() {
             let Some(socket) = self.sockets.get_mut(id) else { continue };
-            let packet = socket.joint.poll_packet();
-            socket.has_packet = socket.joint.has_packet();
+            let packet = socket.vsock.poll_packet();
+            socket.has_packet = socket.vsock.has_packet();
             if socket.has_packet {
                 guest.ready.push_back(id);
             }
@@ -42,15 +42,14 @@ impl Host {
         None
     }
 
-    /// The guest's kernel has no connection for a socket any more, or hears so when its ring has
-    /// room.
+    /// The guest's kernel has dropped a socket, or gets its reset when the ring has room.
     pub(super) fn unlist(&mut self, id: SocketId) {
         self.sockets.unlist(id);
         let Some(socket) = self.sockets.get_mut(id) else { return };
-        let resets = socket.joint.take_reset();
-        let is_spent = socket.joint.is_spent();
-        let code = Code::of(socket.joint.end().errno());
-        let (vm, ports, request) = (socket.vm, socket.joint.ports(), socket.request);
+        let resets = socket.vsock.take_reset();
+        let is_spent = socket.vsock.is_spent();
+        let code = Code::of(socket.vsock.end().errno());
+        let (vm, ports, request) = (socket.vm, socket.vsock.ports(), socket.request);
         if let Some(guest) = self.guests.get_mut(&vm) {
             guest.forget(ports, code, request);
             if resets {
@@ -72,7 +71,7 @@ impl Host {
         self.look_at(vm);
     }
 
-    /// A guest may have something to hear.
+    /// Queues a guest that may have packets.
     pub(super) fn look_at(&mut self, vm: VmId) {
         if let Some(guest) = self.guests.get_mut(&vm)
             && !std::mem::replace(&mut guest.is_ready, true)

@@ -5,28 +5,28 @@ use super::*;
 use crate::limits::T_TOE_CONNECT;
 use crate::time::Duration;
 
-/// What an acceptor makes of the number that it reads first.
+/// An acceptor's number is the one that it reads first, xor this.
 const ANSWER: u64 = 0x5555_5555_5555_5555;
 /// Bytes of the number that each stream begins with.
 const KEY: u64 = 8;
-/// What Linux charges for a packet that was not read.
+/// Linux's charge for an unread packet.
 const TRUESIZE: u32 = 576;
-/// Linux before 6.7 tells what was read when the other side may know of no more room than this.
+/// Linux before 6.7 reports read bytes when the other side may know of no more room than this.
 const LITTLE: u32 = 65_536;
 const GUESTS: u32 = 4;
 /// Connections that are made, at any time in the first minute.
 const CONNECTIONS: u64 = 12;
 
-/// What may happen.
+/// Faults of a world.
 #[derive(Clone, Copy, Debug, Default)]
 struct Faults {
-    /// Of 1000 messages so many are lost, come again, come again after minutes.
+    /// Of 1000 messages the numbers that are lost, repeated, repeated after minutes.
     lost: u64,
     again: u64,
     late: u64,
-    /// Guests close whenever they like, and the fabric says that it has lost an end.
+    /// Guests close at any time, and the fabric reports lost ends.
     aborts: bool,
-    /// Guests stand still, each twice, for so many seconds at most.
+    /// Most seconds for which each guest stands still, twice.
     pause: u64,
 }
 
@@ -51,19 +51,19 @@ enum Standing {
 struct Plug {
     ports: Ports,
     standing: Standing,
-    /// What its stream begins with, once that is known, and its length.
+    /// The key of its stream, once it is known, which also gives the length.
     key: Option<u64>,
     goal: u64,
     sent: u64,
     finished: bool,
     peer_buf_alloc: u32,
     peer_fwd_cnt: u32,
-    /// Bytes in the buffer, the packets they are in, what left it, what the host was told of that.
+    /// Bytes in the buffer, their packets, the bytes that left it, and those reported to the host.
     unread: u32,
     packets: VecDeque<u32>,
     fwd_cnt: u32,
     fwd_told: u32,
-    /// What the other stream begins with; bytes of it.
+    /// The first bytes of the other stream, and its bytes so far.
     other: [u8; 8],
     got: u64,
     ended: bool,
@@ -99,7 +99,7 @@ impl Kernel {
         self.to_host.push_back((header, payload));
     }
 
-    /// A socket says something.
+    /// Sends a packet of a socket.
     fn tells(&mut self, at: usize, op: Op, flags: u32, payload: Vec<u8>) {
         let plug = &mut self.plugs[at];
         plug.fwd_told = plug.fwd_cnt;
@@ -134,7 +134,7 @@ impl Kernel {
         }
     }
 
-    /// The application writes up to `len` bytes, or finishes. Whether it did.
+    /// The application writes up to `len` bytes, or finishes; returns whether it did.
     fn writes(&mut self, at: usize, len: u64) -> bool {
         let most = self.buffer;
         let plug = &mut self.plugs[at];
@@ -234,7 +234,7 @@ impl Kernel {
         }
     }
 
-    /// The host has said how a socket is to connect.
+    /// The host has answered how a socket connects.
     fn is_answered(&mut self, tag: u16, code: u8) {
         let Some(plug) = self.plugs.get_mut(usize::from(tag)) else { return };
         assert_eq!((plug.standing, code), (Standing::Asking, 0));
@@ -244,7 +244,7 @@ impl Kernel {
 }
 
 impl Plug {
-    /// Bytes come; what they must be, the first of them say.
+    /// Bytes come; the first of them determine the others.
     fn takes(&mut self, payload: &[u8]) {
         for b in payload {
             match self.other.get_mut(usize::try_from(self.got).expect("small")) {
@@ -255,7 +255,7 @@ impl Plug {
         }
         let other = u64::from_le_bytes(self.other);
         if self.got >= KEY {
-            // Who has connected has a key from the beginning.
+            // An opener has a key from the beginning.
             let key = *self.key.get_or_insert(other ^ ANSWER);
             assert_eq!(key ^ other, ANSWER, "bytes of another connection");
             self.goal = self.goal.max(goal(key));
@@ -263,12 +263,12 @@ impl Plug {
     }
 }
 
-/// How long a stream with this key is.
+/// The length of a stream with this key.
 fn goal(key: u64) -> u64 {
     KEY + key % 60_000
 }
 
-/// Who may connect where: everywhere, and 10.0.0.`h * 2 + 1` is at host `h`.
+/// A policy that permits all connections; 10.0.0.`h * 2 + 1` is at host `h`.
 struct Map;
 
 impl Policy for Map {
@@ -303,9 +303,9 @@ struct World {
     held: Vec<Parcel>,
     /// Payload that waits for a guest's buffers.
     due: [BTreeMap<SocketId, VecDeque<u8>>; 2],
-    /// Sockets of a host that have said something, by what they are called.
+    /// Names of a host's sockets that have sent a message.
     names: [BTreeMap<SocketId, Name>; 2],
-    /// Names of ends that were over, all well.
+    /// Names of ends that were over without an error.
     well: Vec<(ShadowId, Side)>,
     to_open: Vec<Instant>,
 }
@@ -336,7 +336,7 @@ impl World {
             kernel
         });
         let kernels = kernels.collect();
-        // When all listen.
+        // At a time when all listen.
         let at = |_| NOW + Duration::from_millis(5000 + random.below(60_000));
         let to_open = (0..CONNECTIONS).map(at).collect();
         Self {
@@ -384,7 +384,7 @@ impl World {
         true
     }
 
-    /// A process of a guest that does not stand still does something.
+    /// A process of a guest that runs acts.
     fn acts(&mut self, i: usize, at: usize, writes: bool) -> bool {
         let long = [1, 40, 3000, 70_000][self.below(4)];
         let len = 1 + self.random.below(long);
@@ -394,7 +394,7 @@ impl World {
             return false;
         }
         let Some(plug) = kernel.plugs.get(at) else { return false };
-        // Who has got no key has nothing to say.
+        // An acceptor without a key has nothing to send.
         let whole = plug.ended && plug.unread == 0 && (plug.finished || plug.key.is_none());
         if plug.standing == Standing::Connected && (whole || aborts) {
             kernel.closes(at);
@@ -407,7 +407,7 @@ impl World {
         }
     }
 
-    /// All that can be done is done once. Whether there was anything.
+    /// Does every possible action once; returns whether there was any.
     fn sweeps(&mut self) -> bool {
         let mut did = self.opens() | self.carries() | self.gives(0) | self.gives(1);
         for i in 0..self.kernels.len() {
@@ -481,7 +481,7 @@ impl World {
         }
     }
 
-    /// What there is for a guest goes into its ring, whose buffers are few.
+    /// Puts a guest's packets into its ring, which has few buffers.
     fn packs(&mut self, h: usize, vm: VmId) {
         let from_host = &mut self.kernels[vm.0 as usize].from_host;
         while from_host.len() < 64
@@ -492,7 +492,7 @@ impl World {
         }
     }
 
-    /// What a host has to say.
+    /// Takes a host's output.
     fn collect(&mut self, h: usize) {
         while let Some(output) = self.hosts[h].poll_output(self.now) {
             match output {
@@ -515,7 +515,7 @@ impl World {
         }
     }
 
-    /// A message arrives: any of those that can.
+    /// One of the messages that can arrive does.
     fn carries(&mut self) -> bool {
         let due = |parcel: &Parcel| parcel.due <= self.now;
         let all: Vec<usize> = (0..self.parcels.len()).filter(|i| due(&self.parcels[*i])).collect();
@@ -596,13 +596,13 @@ impl World {
         true
     }
 
-    /// Whatever has ended clean has all that was sent, and that had been all.
+    /// A stream that has ended clean has all sent bytes, and its sender had finished.
     fn check_ends(&self) {
         let plugs = || self.kernels.iter().flat_map(|kernel| &kernel.plugs);
         for plug in plugs().filter(|plug| plug.ended) {
             let other = u64::from_le_bytes(plug.other);
             let mut peer = plugs().filter(|peer| peer.key == Some(other));
-            // Whoever has sent no key is known by nothing.
+            // A peer that has sent no key cannot be identified.
             let Some(peer) = peer.next().filter(|_| plug.got >= KEY) else { continue };
             assert!(peer.finished, "it ended before it was finished");
             assert_eq!(plug.got, peer.sent, "it ended clean with bytes missing");
@@ -618,7 +618,7 @@ impl World {
             && self.hosts.iter().all(|host| host.sockets() == 0)
     }
 
-    /// Nothing can be done: time passes until something can.
+    /// No action is possible: time passes until one is.
     fn waits(&mut self) {
         let timers = self.hosts.iter().filter_map(Host::poll_timeout);
         let parcels = self.parcels.iter().map(|parcel| parcel.due);
@@ -661,7 +661,7 @@ impl World {
         }
     }
 
-    /// What an end that is over says of both streams is so.
+    /// Checks the report of an end that is over about both streams.
     fn judge(&self, seed: u64) {
         self.check_ends();
         let plugs = || self.kernels.iter().flat_map(|kernel| &kernel.plugs);
@@ -670,12 +670,12 @@ impl World {
             .filter(|plug| {
                 let answer = plug.key.map(|key| key ^ ANSWER);
                 let mut peers = plugs().filter(|peer| peer.key == answer);
-                // Who closes before the end does not look at what its kernel has still been given.
+                // A process that closes before the end does not read the later bytes of its kernel.
                 let has =
                     |to: &Plug, from: &Plug| to.got == from.sent || !to.ended && !to.was_reset;
                 let same = |peer: &Plug| has(peer, plug) && has(plug, peer);
                 let both = peers.next().is_some_and(|peer| peer.finished && same(peer));
-                // The peer of one that was closed at once has no key.
+                // The peer of a socket that was closed at once has no key.
                 plug.finished && (both || plug.sent < KEY)
             })
             .count();
@@ -698,7 +698,7 @@ proptest! {
     fn vtoe_03_whatever_is_reordered_repeated_or_paused_all_streams_of_two_hosts_arrive_whole(
         seed: u64, again in 0..100_u64, late in 0..50_u64, pauses: bool,
     ) {
-        // Nobody has to accept in vain.
+        // No listener accepts in vain.
         let pause = if pauses { T_TOE_CONNECT.as_nanos() / 3_000_000_000 } else { 0 };
         let faults = Faults { again, late, pause, ..Faults::default() };
         let mut world = World::new(seed, faults);

@@ -2,47 +2,47 @@
 //!
 //! # Use
 //!
-//! After every `handle_*` and after [`Joint::give`]: [`Joint::poll_message`] until `None`, for the
-//! other end. [`Joint::poll_packet`] as long as the guest's ring has room: what is due and not
-//! taken stays due, once, however often it comes about; and payload, as much as
-//! [`Joint::room_to_guest`] allows. When [`Joint::is_spent`] it may be dropped.
+//! After every `handle_*` and after [`VsockEnd::give`]: [`VsockEnd::poll_message`] until `None`,
+//! for the other end. [`VsockEnd::poll_packet`] as long as the guest's ring has room: a packet that
+//! is due and not taken stays due, once; and payload, as much as [`VsockEnd::room_to_guest`]
+//! allows. When [`VsockEnd::is_spent`] it may be dropped.
 
-use super::end::{End, Event};
+use super::end::{End, GuestEvent};
 use super::errno::Errno;
 use super::id::ShadowId;
 use super::inbound::Verdict;
 use super::message::{Kind, Message};
 use super::state::State;
-use super::vsock::{Connection, Heard, Lie, Ports};
+use super::vsock::{Connection, Lie, Meaning, Ports};
 use crate::limits::{T_TOE_ASK, T_TOE_ASK_MAX};
 use crate::time::{Duration, Instant};
 use crate::wire::vsock::Header;
 
-/// Both together. See the module's doc.
+/// A vsock connection and its end. See the module's doc.
 #[derive(Debug)]
-pub struct Joint {
+pub struct VsockEnd {
     connection: Connection,
     end: End,
     lie: Option<Lie>,
     resets_on_close: bool,
-    /// Others wait for the guest to read, and it has not said what it has read.
+    /// Set while others wait for the guest to read and it has not reported how far it has.
     ask: Option<Question>,
-    /// The guest is shown no room beyond this, whatever the other one has.
+    /// Limit of the room shown to the guest.
     limit: u64,
 }
 
-/// A question that is asked.
+/// A request for credit (CREDIT_REQUEST).
 #[derive(Clone, Copy, Debug)]
 struct Question {
     at: Instant,
-    /// How long after that again.
+    /// Time to the next request.
     wait: Duration,
-    /// What it had read when it was last asked.
+    /// Bytes that it had read at the last request.
     read: u64,
 }
 
-impl Joint {
-    /// The guest of this CID asks for a connection with this header; it is to have this name.
+impl VsockEnd {
+    /// The socket of a guest that asks for a connection with this header; `id` is its name.
     #[must_use]
     pub fn connect(now: Instant, guest_cid: u64, header: &Header, id: ShadowId) -> Self {
         let connection = Connection::asked(guest_cid, header);
@@ -50,51 +50,50 @@ impl Joint {
         Self::new(connection, end)
     }
 
-    /// Another guest, that has room up to `edge`, wants to connect to one that listens.
+    /// The socket of a listening guest, for an opener that has room up to `edge`.
     #[must_use]
     pub fn offer(now: Instant, guest_cid: u64, ports: Ports, id: ShadowId, edge: u64) -> Self {
         let end = End::offer(now, id, edge);
-        let mut joint = Self::new(Connection::call(guest_cid, ports), end);
-        joint.pass_on(now);
-        joint
+        let mut vsock = Self::new(Connection::call(guest_cid, ports), end);
+        vsock.pass_on(now);
+        vsock
     }
 
     const fn new(connection: Connection, end: End) -> Self {
         Self { connection, end, lie: None, resets_on_close: false, ask: None, limit: u64::MAX }
     }
 
-    /// The end behind it.
+    /// The end behind the vsock connection.
     #[must_use]
     pub const fn end(&self) -> &End {
         &self.end
     }
 
-    /// Its name in the guest.
+    /// The name of the vsock connection.
     #[must_use]
     pub const fn ports(&self) -> Ports {
         self.connection.ports()
     }
 
-    /// How the guest lied, if it did.
+    /// The guest's violation, if there was one.
     #[must_use]
     pub const fn lie(&self) -> Option<Lie> {
         self.lie
     }
 
-    /// Whether the guest's connect() has no answer yet, or the host's.
+    /// Whether the guest's connect() or the host's has no answer yet.
     #[must_use]
     pub const fn is_opening(&self) -> bool {
         self.connection.is_opening()
     }
 
-    /// Whether the guest's kernel has no connection any more, or hears so next.
+    /// Whether the guest's kernel has dropped the connection, or gets a reset next.
     #[must_use]
     pub const fn is_closed(&self) -> bool {
         self.connection.is_closed()
     }
 
-    /// Whether the guest's kernel is still to hear that it is over: if so the caller sees to that
-    /// from now on.
+    /// Whether a reset is still due to the guest's kernel: if so the caller sends it from now on.
     #[must_use]
     pub fn take_reset(&mut self) -> bool {
         let is_due = self.connection.is_closed() && !self.connection.is_spent();
@@ -110,27 +109,27 @@ impl Joint {
         self.connection.room_to_guest()
     }
 
-    /// Likewise in so many packets together.
+    /// Bytes that may be given in `packets` packets together.
     #[must_use]
     pub fn room_in(&self, packets: u64) -> u64 {
         self.connection.room_in(packets)
     }
 
-    /// Of so many bytes that wait, these may be given to the guest in a packet now: more of them,
-    /// so that its packets are full, if they are about to come.
+    /// Of `waiting` bytes, the number to give to the guest in a packet now; few bytes wait for more
+    /// that are about to come, so that packets are full.
     #[must_use]
     pub fn takes(&self, waiting: u64) -> u64 {
         self.connection.takes(waiting, self.end.promised())
     }
 
-    /// Whether both are over, and all have heard of it.
+    /// Whether both are over and no message or packet is due.
     #[must_use]
     pub const fn is_spent(&self) -> bool {
         self.connection.is_spent() && self.end.is_spent()
     }
 
-    /// A packet of the guest, with `payload` bytes behind its header. What is to go to the other
-    /// end, followed by as much of the payload as it says.
+    /// A packet of the guest, with `payload` bytes behind its header. Returns the message for the
+    /// other end, which says how much of the payload follows it.
     #[must_use]
     pub fn handle_packet(
         &mut self,
@@ -143,21 +142,21 @@ impl Joint {
         });
         let edge = self.connection.edge_to_promise();
         let message = match heard {
-            Ok(Heard::Data(len)) => self.end.send(now, len),
-            Ok(Heard::Nothing) => None,
-            Ok(Heard::Accepted) => {
+            Ok(Meaning::Data(len)) => self.end.send(now, len),
+            Ok(Meaning::Nothing) => None,
+            Ok(Meaning::Accepted) => {
                 self.end.accept(now, edge);
                 None
             }
-            Ok(Heard::Finished) => {
+            Ok(Meaning::Finished) => {
                 self.end.finish(now);
                 None
             }
-            Ok(Heard::Closed { unread }) => {
+            Ok(Meaning::Closed { unread }) => {
                 self.end.close(now, unread || self.resets_on_close);
                 None
             }
-            Ok(Heard::Reset) => {
+            Ok(Meaning::Reset) => {
                 // A listener that is full, or that the guest's kernel does not have any more: TCP
                 // can tell them apart, and waits for a place at one that is full.
                 let offered = self.end.state() == State::Offered;
@@ -181,14 +180,14 @@ impl Joint {
         verdict
     }
 
-    /// Data that is held is presented again.
+    /// Held data is presented again.
     pub fn handle_held(&mut self, now: Instant, kind: Kind) -> Verdict {
         let verdict = self.end.handle_held(now, kind);
         self.pass_on(now);
         verdict
     }
 
-    /// Time has passed.
+    /// Handles the timers that are due.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.end.handle_timeout(now);
         if let Some(Question { wait, read, .. }) = self.ask.filter(|ask| ask.at <= now) {
@@ -212,21 +211,21 @@ impl Joint {
         self.end.abort(now, Errno::Reset);
     }
 
-    /// The guest may not have this connection any more; it hears so.
+    /// The guest may not keep this connection and gets a reset.
     pub fn handle_reset(&mut self, now: Instant) {
         self.connection.reset();
         self.end.abort(now, Errno::Reset);
     }
 
-    /// The guest is shown room for `share` bytes beyond what it has sent so far, and no more until
-    /// this is said again. What it was shown stays.
+    /// Limits the room shown to the guest to `share` bytes beyond those sent so far, until the next
+    /// call. Shown room is not taken back.
     pub fn limit_room(&mut self, now: Instant, share: u64) {
         self.limit = self.end.sent().saturating_add(share);
         self.pass_on(now);
     }
 
-    /// From now on the other end may have `share` bytes under way, however much room the guest has.
-    /// What it was told stays.
+    /// Limits the other end to `share` bytes under way, however much room the guest has. Announced
+    /// room is not taken back.
     pub fn limit_arrivals(&mut self, now: Instant, share: u64) {
         self.end.limit_arrivals(share);
         self.end.give_room(self.connection.edge_to_promise());
@@ -244,25 +243,24 @@ impl Joint {
         self.resets_on_close = resets;
     }
 
-    /// The guest's process reads no more: whoever waits for data reads an end. Data that comes
-    /// later is still given: Linux passes it to a process that reads after all.
+    /// The guest's process reads no more: blocked reads return an end of file. Later data is still
+    /// given: Linux passes it to a process that reads after all.
     pub fn end_reads(&mut self) {
         self.connection.finish();
     }
 
-    /// The next `len` bytes that are due go into the guest's memory, behind this header. There must
-    /// be room.
+    /// The header of the next `len` bytes for the guest's memory. There must be room.
     #[must_use]
     pub fn give(&mut self, now: Instant, len: u32) -> Header {
         let header = self.connection.give(len);
         self.end.delivered(now, len.into());
-        // What is shown beyond what the guest has taken is bounded, and it has taken more.
+        // The room shown beyond the guest's taken bytes is bounded, and the guest has taken more.
         self.end.give_room(self.connection.edge_to_promise());
         self.pass_on(now);
         header
     }
 
-    /// What is due to the other end.
+    /// The next message for the other end.
     #[must_use]
     pub fn poll_message(&mut self, now: Instant) -> Option<Message> {
         self.end.poll_message(now)
@@ -280,22 +278,22 @@ impl Joint {
         self.connection.poll_packet()
     }
 
-    /// When [`Self::handle_timeout`] is to be called.
+    /// Time at which [`Self::handle_timeout`] is to be called.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.end.poll_timeout().into_iter().chain(self.ask.map(|ask| ask.at)).min()
     }
 
-    /// What the guest is to hear becomes packets.
+    /// Turns events for the guest into packets.
     fn pass_on(&mut self, now: Instant) {
         self.end.set_buffer(self.connection.buffer());
         while let Some(event) = self.end.poll_event() {
             match event {
-                // The connection has called the guest already.
-                Event::ConnectRequest => {}
-                Event::Established => self.connection.respond(),
-                Event::Ended => self.connection.finish(),
-                Event::Failed(_) => self.connection.reset(),
+                // The request to the guest is due already.
+                GuestEvent::ConnectRequest => {}
+                GuestEvent::Established => self.connection.respond(),
+                GuestEvent::Ended => self.connection.finish(),
+                GuestEvent::Failed(_) => self.connection.reset(),
             }
         }
         self.connection.set_edge(self.end.edge_from_guest().min(self.limit));

@@ -9,17 +9,17 @@ use proptest::prelude::*;
 use std::collections::VecDeque;
 
 const START: Instant = Instant::from_secs(1000);
-/// What a guest's socket has room for.
+/// Bytes of a guest's socket buffer.
 const BUFFER: u32 = 100_000;
 /// Bytes of a receive buffer of Linux.
 const CHUNK: u64 = 4096;
-/// What Linux charges for a packet that was not read (x86, cache lines of 64 bytes).
+/// Linux's charge for an unread packet (x86, cache lines of 64 bytes).
 const TRUESIZE: u32 = 576;
-/// Linux before 6.7 tells what was read when the other side may know of no more room than this
+/// Linux before 6.7 reports read bytes when the other side may know of no more room than this
 /// (`VIRTIO_VSOCK_MAX_PKT_BUF_SIZE`).
 const LITTLE: u32 = 65_536;
 
-/// The byte at `offset` of what guest `i` sends.
+/// The byte at `offset` of the stream of guest `i`.
 fn byte(i: usize, offset: u64) -> u8 {
     (offset + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15 + i as u64 * 2).to_le_bytes()[7]
 }
@@ -37,12 +37,12 @@ struct Guest {
     i: usize,
     standing: Standing,
     ports: Ports,
-    /// Of the other direction, as packets told it.
+    /// Credit of the other direction, from packets.
     peer_buf_alloc: u32,
     peer_fwd_cnt: u32,
     tx_cnt: u32,
-    /// Bytes in the socket's buffer, the packets that they are in, and all that left it in packets
-    /// that were read to their end; what of this the host was told.
+    /// Bytes in the socket's buffer, their packets, the bytes of packets that were read to their
+    /// end, and the bytes reported to the host.
     unread: u32,
     packets: VecDeque<u32>,
     fwd_cnt: u32,
@@ -121,7 +121,7 @@ impl Guest {
         }
     }
 
-    /// The application reads, and closes when there is no more and it has no more.
+    /// The application reads, and closes when both streams have ended.
     fn reads(&mut self, len: u32) {
         let len = len.min(self.unread);
         if self.standing != Standing::Connected || len == 0 {
@@ -195,14 +195,14 @@ struct World {
     random: Random,
     now: Instant,
     guests: [Guest; 2],
-    joints: [Option<Joint>; 2],
-    /// Ends that were over, all well: their hosts remember them.
+    vsocks: [Option<VsockEnd>; 2],
+    /// Ends that were over without an error, which their hosts remember.
     over: [bool; 2],
     due: [VecDeque<Vec<u8>>; 2],
     flying: Vec<(Message, Vec<u8>, Instant)>,
     held: [Vec<(Message, Vec<u8>)>; 2],
     lost: u64,
-    /// What may be under way to each: the share that its host gives it.
+    /// Share of each socket: bytes that may be under way to it.
     shares: [u64; 2],
 }
 
@@ -216,7 +216,7 @@ impl World {
             random,
             now: START,
             guests,
-            joints: [None, None],
+            vsocks: [None, None],
             over: [false; 2],
             due: [VecDeque::new(), VecDeque::new()],
             flying: Vec::new(),
@@ -226,23 +226,23 @@ impl World {
         }
     }
 
-    /// A host gives a socket another share. What was told stays.
+    /// A host gives a socket another share. Announced room stays.
     fn limits(&mut self, i: usize) {
-        let Some(joint) = &mut self.joints[i] else { return };
+        let Some(vsock) = &mut self.vsocks[i] else { return };
         let share = 1000 << self.random.below(8);
-        joint.limit_arrivals(self.now, share);
-        self.shares[i] = share.max(joint.end().told());
+        vsock.limit_arrivals(self.now, share);
+        self.shares[i] = share.max(vsock.end().told());
     }
 
-    /// Whatever has come and is not with the guest is within what its host has said.
+    /// Bytes that have arrived and are not in the guest's memory are within the announced room.
     fn is_within_shares(&self) {
         for i in 0..2 {
             let due = self.due[i].iter().chain(self.held[i].iter().map(|(_, bytes)| bytes));
             let waiting: usize = due.map(Vec::len).sum();
-            let Some(joint) = &self.joints[i] else { continue };
-            let told = joint.end().told();
+            let Some(vsock) = &self.vsocks[i] else { continue };
+            let told = vsock.end().told();
             assert!(told <= self.shares[i], "{told} of {}", self.shares[i]);
-            let is_live = joint.end().state().is_live();
+            let is_live = vsock.end().state().is_live();
             assert!(!is_live || waiting as u64 <= told, "{waiting} of {told}");
         }
     }
@@ -252,15 +252,15 @@ impl World {
         let Some((header, payload)) = self.guests[i].to_host.pop_front() else { return };
         if header.op == Some(Op::Request) {
             let id = ShadowId { incarnation: 5, serial: 6 };
-            self.joints[i] = Some(Joint::connect(self.now, header.src_cid, &header, id));
-        } else if let Some(joint) = &mut self.joints[i] {
-            let message = joint.handle_packet(self.now, &header, payload.len());
-            assert_eq!(joint.lie(), None, "{header:?}");
+            self.vsocks[i] = Some(VsockEnd::connect(self.now, header.src_cid, &header, id));
+        } else if let Some(vsock) = &mut self.vsocks[i] {
+            let message = vsock.handle_packet(self.now, &header, payload.len());
+            assert_eq!(vsock.lie(), None, "{header:?}");
             self.flying.extend(message.map(|message| (message, payload, self.now)));
         }
     }
 
-    /// A message comes, by and by or because it is overdue.
+    /// A message arrives, at random or because it is overdue.
     fn carries(&mut self) {
         if self.flying.is_empty() {
             return;
@@ -275,22 +275,22 @@ impl World {
         let to = message.to as usize;
         if let Kind::Request { edge } = message.kind {
             let ports = Ports { guest: 4000, host: 50_000 };
-            self.joints[to] = Some(Joint::offer(self.now, 4, ports, message.id, edge));
+            self.vsocks[to] = Some(VsockEnd::offer(self.now, 4, ports, message.id, edge));
             return;
         }
-        let Some(joint) = &mut self.joints[to] else {
+        let Some(vsock) = &mut self.vsocks[to] else {
             let answer = message.for_nobody(self.over[to]);
             self.flying.extend(answer.map(|message| (message, vec![], self.now)));
             return;
         };
-        let verdict = joint.handle_message(self.now, message.kind);
+        let verdict = vsock.handle_message(self.now, message.kind);
         self.becomes(to, verdict, (message, payload));
         loop {
             let held = std::mem::take(&mut self.held[to]);
             let before = held.len();
             for (message, payload) in held {
-                let Some(joint) = &mut self.joints[to] else { break };
-                let verdict = joint.handle_held(self.now, message.kind);
+                let Some(vsock) = &mut self.vsocks[to] else { break };
+                let verdict = vsock.handle_held(self.now, message.kind);
                 self.becomes(to, verdict, (message, payload));
             }
             if self.held[to].len() == before {
@@ -309,23 +309,23 @@ impl World {
 
     /// Packets, then payload as far as there is room, go into a guest's receive ring.
     fn gives(&mut self, i: usize) {
-        let Some(joint) = &mut self.joints[i] else { return };
-        while let Some(message) = joint.poll_message(self.now) {
+        let Some(vsock) = &mut self.vsocks[i] else { return };
+        while let Some(message) = vsock.poll_message(self.now) {
             self.flying.push((message, vec![], self.now));
         }
-        while let Some(header) = joint.poll_packet() {
+        while let Some(header) = vsock.poll_packet() {
             self.guests[i].from_host.push_back((header, vec![]));
         }
-        if joint.is_spent() {
-            self.over[i] = joint.end().errno().is_none();
-            self.joints[i] = None;
+        if vsock.is_spent() {
+            self.over[i] = vsock.end().errno().is_none();
+            self.vsocks[i] = None;
             return;
         }
         let Some(mut payload) = self.due[i].pop_front() else { return };
-        let room = joint.room_to_guest().min(CHUNK).min(payload.len() as u64);
+        let room = vsock.room_to_guest().min(CHUNK).min(payload.len() as u64);
         if room > 0 {
             let len = u32::try_from(1 + self.random.below(room)).expect("small");
-            let header = joint.give(self.now, len);
+            let header = vsock.give(self.now, len);
             let rest = payload.split_off(len as usize);
             self.guests[i].from_host.push_back((header, payload));
             payload = rest;
@@ -339,12 +339,12 @@ impl World {
         let over = |g: &Guest| {
             g.standing == Standing::Closed || g.standing == Standing::Listening && g.i == 1
         };
-        self.joints.iter().all(Option::is_none)
+        self.vsocks.iter().all(Option::is_none)
             && self.guests.iter().all(|g| over(g) && g.to_host.is_empty())
             && self.flying.is_empty()
     }
 
-    /// Until all is over. `aborts`: a guest may close at any time.
+    /// Runs until all is over. `aborts`: a guest may close at any time.
     fn run(&mut self, aborts: bool) {
         for step in 0_u32.. {
             assert!(step < 400_000, "it does not come to an end");
@@ -383,20 +383,20 @@ impl World {
         (0..2).for_each(|i| self.gives(i));
         let idle = |g: &Guest| g.to_host.is_empty() && g.from_host.is_empty();
         if self.flying.is_empty() && self.guests.iter().all(idle) && self.random.percent(2) {
-            let times = self.joints.iter().flatten().filter_map(Joint::poll_timeout);
+            let times = self.vsocks.iter().flatten().filter_map(VsockEnd::poll_timeout);
             self.now = times.min().map_or(self.now, |at| self.now.max(at));
         }
-        if let Some(joint) = &mut self.joints[i] {
-            joint.handle_timeout(self.now);
+        if let Some(vsock) = &mut self.vsocks[i] {
+            vsock.handle_timeout(self.now);
         }
     }
 }
 
-/// A joint of a guest that has accepted, with a buffer of so many bytes.
-fn accepted(buf_alloc: u32) -> (Joint, impl Fn(Op, u32) -> Header) {
+/// The end of a guest that has accepted, with a buffer of so many bytes.
+fn accepted(buf_alloc: u32) -> (VsockEnd, impl Fn(Op, u32) -> Header) {
     let ports = Ports { guest: 4000, host: 70_000 };
     let id = ShadowId { incarnation: 5, serial: 6 };
-    let mut joint = Joint::offer(START, 4, ports, id, 1000);
+    let mut vsock = VsockEnd::offer(START, 4, ports, id, 1000);
     let says = move |op, fwd_cnt| Header {
         src_cid: 4,
         dst_cid: HOST_CID,
@@ -409,23 +409,23 @@ fn accepted(buf_alloc: u32) -> (Joint, impl Fn(Op, u32) -> Header) {
         buf_alloc,
         fwd_cnt,
     };
-    assert_eq!(joint.poll_packet().and_then(|h| h.op), Some(Op::Request));
-    assert_eq!(joint.handle_packet(START, &says(Op::Response, 0), 0), None);
-    (joint, says)
+    assert_eq!(vsock.poll_packet().and_then(|h| h.op), Some(Op::Request));
+    assert_eq!(vsock.handle_packet(START, &says(Op::Response, 0), 0), None);
+    (vsock, says)
 }
 
-/// What the host has to say to the guest.
-fn ops(joint: &mut Joint) -> Vec<Op> {
-    std::iter::from_fn(|| joint.poll_packet()).map(|header| header.op.expect("known")).collect()
+/// The host's packets for the guest.
+fn ops(vsock: &mut VsockEnd) -> Vec<Op> {
+    std::iter::from_fn(|| vsock.poll_packet()).map(|header| header.op.expect("known")).collect()
 }
 
 #[test]
 fn vtoe_10_a_buffer_larger_than_the_window_does_not_stall() {
     const MIB: u32 = 1 << 20;
-    let (mut joint, says) = accepted(4 * MIB);
+    let (mut vsock, says) = accepted(4 * MIB);
     let (mut told, mut sent, mut given, mut fwd_told) = (0, 0_u32, 0_u32, 0);
     while given < 16 * MIB {
-        while let Some(message) = joint.poll_message(START) {
+        while let Some(message) = vsock.poll_message(START) {
             let (Kind::Established { edge } | Kind::Credit { edge }) = message.kind else {
                 panic!("{message:?}");
             };
@@ -434,20 +434,20 @@ fn vtoe_10_a_buffer_larger_than_the_window_does_not_stall() {
         let len = (told - sent).min(65_536);
         if len > 0 {
             let data = Kind::Data { offset: sent.into(), len };
-            assert_eq!(joint.handle_message(START, data), Verdict::Deliver);
+            assert_eq!(vsock.handle_message(START, data), Verdict::Deliver);
             sent += len;
         }
-        let room = u32::try_from(joint.room_to_guest()).expect("small").min(sent - given);
+        let room = u32::try_from(vsock.room_to_guest()).expect("small").min(sent - given);
         assert!(room > 0, "the sender has no room, and the guest nothing to read");
-        let _ = joint.give(START, room);
+        let _ = vsock.give(START, room);
         given += room;
-        if ops(&mut joint).contains(&Op::CreditRequest) {
-            assert_eq!(joint.handle_packet(START, &says(Op::CreditUpdate, given), 0), None);
+        if ops(&mut vsock).contains(&Op::CreditRequest) {
+            assert_eq!(vsock.handle_packet(START, &says(Op::CreditUpdate, given), 0), None);
             fwd_told = given;
         }
-        // The guest reads it all, and says so when Linux 6.1 would.
+        // The guest reads everything, and reports it when Linux 6.1 would.
         if 4 * MIB - (given - fwd_told) < LITTLE {
-            assert_eq!(joint.handle_packet(START, &says(Op::CreditUpdate, given), 0), None);
+            assert_eq!(vsock.handle_packet(START, &says(Op::CreditUpdate, given), 0), None);
             fwd_told = given;
         }
     }
@@ -455,62 +455,62 @@ fn vtoe_10_a_buffer_larger_than_the_window_does_not_stall() {
 
 #[test]
 fn vtoe_10_a_guest_that_reads_and_does_not_say_so_is_asked_and_one_that_stands_still_once() {
-    let (mut joint, says) = accepted(65_536);
-    let _answer = joint.poll_message(START).expect("to be told");
+    let (mut vsock, says) = accepted(65_536);
+    let _answer = vsock.poll_message(START).expect("to be told");
     let mut given = 0;
-    while joint.room_to_guest() > 0 {
+    while vsock.room_to_guest() > 0 {
         assert_eq!(
-            joint.handle_message(START, Kind::Data { offset: given, len: 1 }),
+            vsock.handle_message(START, Kind::Data { offset: given, len: 1 }),
             Verdict::Deliver
         );
-        let _ = joint.give(START, 1);
+        let _ = vsock.give(START, 1);
         given += 1;
     }
-    assert_eq!(ops(&mut joint), [Op::CreditRequest], "when half was used up");
+    assert_eq!(ops(&mut vsock), [Op::CreditRequest], "when half was used up");
     let fwd_cnt = u32::try_from(given).expect("small");
     // It has read nothing when it answers, and then reads all.
-    assert_eq!(joint.handle_packet(START, &says(Op::CreditUpdate, 0), 0), None);
+    assert_eq!(vsock.handle_packet(START, &says(Op::CreditUpdate, 0), 0), None);
     let ask_at = START + T_TOE_ASK;
     let data = Kind::Data { offset: given, len: 1 };
-    assert_eq!(joint.handle_message(START, data), Verdict::Deliver);
-    assert_eq!(joint.poll_timeout(), Some(ask_at));
-    joint.handle_timeout(ask_at);
-    assert_eq!(ops(&mut joint), [Op::CreditRequest]);
+    assert_eq!(vsock.handle_message(START, data), Verdict::Deliver);
+    assert_eq!(vsock.poll_timeout(), Some(ask_at));
+    vsock.handle_timeout(ask_at);
+    assert_eq!(ops(&mut vsock), [Op::CreditRequest]);
     let mut now = ask_at;
     for _ in 0..20 {
-        let next = joint.poll_timeout().expect("it waits");
+        let next = vsock.poll_timeout().expect("it waits");
         assert!(next.since(now) >= T_TOE_ASK && next.since(now) <= T_TOE_ASK_MAX);
         now = next;
-        joint.handle_timeout(now);
-        assert_eq!(ops(&mut joint), [], "it stands still");
+        vsock.handle_timeout(now);
+        assert_eq!(ops(&mut vsock), [], "it stands still");
     }
-    assert_eq!(joint.handle_packet(now, &says(Op::CreditUpdate, fwd_cnt), 0), None);
-    assert!(joint.room_to_guest() > 0 && joint.poll_timeout() > Some(now + T_TOE_ASK_MAX));
+    assert_eq!(vsock.handle_packet(now, &says(Op::CreditUpdate, fwd_cnt), 0), None);
+    assert!(vsock.room_to_guest() > 0 && vsock.poll_timeout() > Some(now + T_TOE_ASK_MAX));
 }
 
 /// Payload that has come for a guest and is given in packets, as they are taken.
 struct Due {
-    joint: Joint,
+    vsock: VsockEnd,
     now: Instant,
     told: u64,
     sent: u64,
     given: u64,
-    /// Of the packets that were not read the lengths.
+    /// Lengths of unread packets.
     packets: VecDeque<u64>,
     questions: u32,
     has_ended: bool,
 }
 
 impl Due {
-    fn new(joint: Joint) -> Self {
+    fn new(vsock: VsockEnd) -> Self {
         let (told, sent, given) = (0, 0, 0);
         let packets = VecDeque::new();
-        Self { joint, now: START, told, sent, given, packets, questions: 0, has_ended: false }
+        Self { vsock, now: START, told, sent, given, packets, questions: 0, has_ended: false }
     }
 
-    /// The other end sends so many bytes, if it may.
+    /// The other end sends so many bytes, if it has room.
     fn sends(&mut self, len: u64) -> u64 {
-        while let Some(message) = self.joint.poll_message(self.now) {
+        while let Some(message) = self.vsock.poll_message(self.now) {
             match message.kind {
                 Kind::Established { edge } | Kind::Credit { edge } => self.told = edge,
                 other => panic!("{other:?}"),
@@ -519,33 +519,33 @@ impl Due {
         let len = len.min(self.told - self.sent);
         if len > 0 {
             let kind = Kind::Data { offset: self.sent, len: u32::try_from(len).expect("small") };
-            assert_eq!(self.joint.handle_message(self.now, kind), Verdict::Deliver);
+            assert_eq!(self.vsock.handle_message(self.now, kind), Verdict::Deliver);
             self.sent += len;
             self.gives();
         }
         len
     }
 
-    /// All that is taken is given; what is not is less than a packet.
+    /// Gives all bytes that are taken; the rest is less than a packet.
     fn gives(&mut self) {
         loop {
             let waiting = self.sent - self.given;
-            let takes = self.joint.takes(waiting).min(CHUNK - 44);
+            let takes = self.vsock.takes(waiting).min(CHUNK - 44);
             if takes == 0 {
                 assert!(waiting < TOE_PACKET_FULL, "{waiting} bytes have no room");
                 break;
             }
-            let _ = self.joint.give(self.now, u32::try_from(takes).expect("small"));
+            let _ = self.vsock.give(self.now, u32::try_from(takes).expect("small"));
             self.given += takes;
             self.packets.push_back(takes);
         }
-        for op in ops(&mut self.joint) {
+        for op in ops(&mut self.vsock) {
             self.questions += u32::from(op == Op::CreditRequest);
             self.has_ended |= op == Op::Shutdown;
         }
     }
 
-    /// What Linux charges for what is in the guest's buffer.
+    /// Linux's charge for the content of the guest's buffer.
     fn charged(&self) -> u64 {
         self.packets.iter().map(|len| len + u64::from(TRUESIZE)).sum()
     }
@@ -554,10 +554,10 @@ impl Due {
 #[test]
 fn vtoe_10_whatever_packets_there_are_all_that_was_told_as_room_has_a_place() {
     for (buffer, len) in [(262_144, 100), (262_144, 1), (262_144, 65_536), (1 << 20, 3000)] {
-        let (joint, _) = accepted(buffer);
-        let mut due = Due::new(joint);
+        let (vsock, _) = accepted(buffer);
+        let mut due = Due::new(vsock);
         while due.sends(len) > 0 {}
-        // The guest reads nothing, and has had its fill.
+        // The guest reads nothing, and its buffer is full.
         assert!(due.sent > u64::from(buffer) / 4 * 3 && due.charged() <= buffer.into());
         assert!(due.sent - due.given < TOE_PACKET_FULL);
     }
@@ -565,15 +565,15 @@ fn vtoe_10_whatever_packets_there_are_all_that_was_told_as_room_has_a_place() {
 
 #[test]
 fn vtoe_10_a_small_packet_waits_for_no_other_while_the_guest_reads() {
-    let (joint, says) = accepted(262_144);
-    let mut due = Due::new(joint);
+    let (vsock, says) = accepted(262_144);
+    let mut due = Due::new(vsock);
     for _ in 0..5000 {
         assert_eq!(due.sends(100), 100);
         assert_eq!(due.given, due.sent, "the guest waits for it");
-        // Linux 6.1 says what it has read only if it is asked, or little is left.
+        // Linux 6.1 reports read bytes only if it is asked, or little room is left.
         if std::mem::take(&mut due.questions) > 0 {
             let fwd_cnt = u32::try_from(due.given).expect("small");
-            let _ = due.joint.handle_packet(due.now, &says(Op::CreditUpdate, fwd_cnt), 0);
+            let _ = due.vsock.handle_packet(due.now, &says(Op::CreditUpdate, fwd_cnt), 0);
         }
     }
 }
@@ -581,26 +581,26 @@ fn vtoe_10_a_small_packet_waits_for_no_other_while_the_guest_reads() {
 #[test]
 fn vtoe_10_a_guest_that_reads_in_silence_stops_nobody() {
     for buffer in [65_537_u32, 100_000, 262_144, 1 << 20] {
-        let (joint, says) = accepted(buffer);
-        let mut due = Due::new(joint);
+        let (vsock, says) = accepted(buffer);
+        let mut due = Due::new(vsock);
         let (mut fwd_told, mut waited) = (0, 0);
         while due.sent < 1 << 24 {
             let moved = due.sends(65_536) > 0;
-            // It reads at once, and says so when Linux 6.1 would.
+            // The guest reads at once, and reports it when Linux 6.1 would.
             let asked = std::mem::take(&mut due.questions) > 0;
             if asked || u64::from(buffer) - (due.given - fwd_told) < LITTLE.into() {
                 fwd_told = due.given;
                 let fwd_cnt = u32::try_from(fwd_told).expect("small");
-                let _ = due.joint.handle_packet(due.now, &says(Op::CreditUpdate, fwd_cnt), 0);
+                let _ = due.vsock.handle_packet(due.now, &says(Op::CreditUpdate, fwd_cnt), 0);
                 due.gives();
             } else if !moved {
-                due.now = due.joint.poll_timeout().expect("it is asked");
+                due.now = due.vsock.poll_timeout().expect("it is asked");
                 assert!(
                     due.now.since(START) < Duration::from_secs(60),
                     "{} for {buffer}",
                     due.sent
                 );
-                due.joint.handle_timeout(due.now);
+                due.vsock.handle_timeout(due.now);
                 due.gives();
                 waited += 1;
             }
@@ -611,12 +611,12 @@ fn vtoe_10_a_guest_that_reads_in_silence_stops_nobody() {
 
 #[test]
 fn vtoe_04_the_last_bytes_of_a_stream_wait_for_no_more() {
-    let (joint, _) = accepted(262_144);
-    let mut due = Due::new(joint);
+    let (vsock, _) = accepted(262_144);
+    let mut due = Due::new(vsock);
     while due.given == due.sent {
         assert_eq!(due.sends(100), 100);
     }
-    assert_eq!(due.joint.handle_message(START, Kind::Fin { total: due.sent }), Verdict::Done);
+    assert_eq!(due.vsock.handle_message(START, Kind::Fin { total: due.sent }), Verdict::Done);
     due.gives();
     assert_eq!((due.given, due.has_ended), (due.sent, true));
 }
@@ -631,19 +631,20 @@ fn vtoe_10_few_bytes_do_not_wait_for_a_guest_that_has_read_all() {
 
 #[test]
 fn vtoe_10_a_guest_that_reads_late_and_in_silence_is_asked() {
-    let (joint, says) = accepted(262_144);
-    let mut due = Due::new(joint);
+    let (vsock, says) = accepted(262_144);
+    let mut due = Due::new(vsock);
     while due.sends(65_536) > 0 {}
     assert_eq!((due.given, due.questions), (due.sent, 1));
-    let _ = due.joint.handle_packet(due.now, &says(Op::CreditUpdate, 0), 0);
-    // It reads all now. Linux 6.1 does not say so: by its count there is room enough.
-    due.now = due.joint.poll_timeout().expect("it is asked");
+    let _ = due.vsock.handle_packet(due.now, &says(Op::CreditUpdate, 0), 0);
+    // The guest reads everything now. Linux 6.1 does not report it: by its count there is room
+    // enough.
+    due.now = due.vsock.poll_timeout().expect("it is asked");
     assert!(due.now <= START + T_TOE_ASK);
-    due.joint.handle_timeout(due.now);
+    due.vsock.handle_timeout(due.now);
     due.gives();
     assert_eq!(due.questions, 2);
     let fwd_cnt = u32::try_from(due.given).expect("small");
-    let _ = due.joint.handle_packet(due.now, &says(Op::CreditUpdate, fwd_cnt), 0);
+    let _ = due.vsock.handle_packet(due.now, &says(Op::CreditUpdate, fwd_cnt), 0);
     assert!(due.sends(65_536) > 0);
 }
 
@@ -652,21 +653,21 @@ proptest! {
     fn vtoe_10_a_guest_that_reads_as_it_likes_has_room_for_all_that_it_was_sent(
         seed: u64, buffer in 1_000..1_048_576_u32,
     ) {
-        let (joint, says) = accepted(buffer);
-        let mut due = Due::new(joint);
+        let (vsock, says) = accepted(buffer);
+        let mut due = Due::new(vsock);
         let (mut random, mut read) = (Random::new(seed), 0);
         for _ in 0..2000 {
             let most = [10, 700, 5000, 65_536][usize::try_from(random.below(4)).expect("few")];
             due.sends(1 + random.below(most));
             let most = u64::from(buffer) + 2 * TOE_PACKET_COST;
             prop_assert!(due.charged() <= most || due.packets.len() == 1);
-            // It says what it has read of whole packets.
+            // The guest reports the whole packets that it has read.
             for _ in 0..random.below(4) {
                 read += due.packets.pop_front().unwrap_or(0);
             }
             if random.percent(30) {
                 let fwd_cnt = u32::try_from(read).expect("small");
-                let _ = due.joint.handle_packet(due.now, &says(Op::CreditUpdate, fwd_cnt), 0);
+                let _ = due.vsock.handle_packet(due.now, &says(Op::CreditUpdate, fwd_cnt), 0);
                 due.gives();
             }
         }
@@ -676,15 +677,15 @@ proptest! {
 
 #[test]
 fn a_buffer_that_becomes_too_small_for_what_is_under_way_resets_both() {
-    let (mut joint, says) = accepted(65_536);
-    let _answer = joint.poll_message(START).expect("to be told");
+    let (mut vsock, says) = accepted(65_536);
+    let _answer = vsock.poll_message(START).expect("to be told");
     let data = Kind::Data { offset: 0, len: 30_000 };
-    assert_eq!(joint.handle_message(START, data), Verdict::Deliver);
-    let _ = joint.give(START, 30_000);
+    assert_eq!(vsock.handle_message(START, data), Verdict::Deliver);
+    let _ = vsock.give(START, 30_000);
     let smaller = Header { buf_alloc: 20_000, ..says(Op::CreditUpdate, 0) };
-    assert_eq!(joint.handle_packet(START, &smaller, 0), None);
-    assert_eq!((joint.lie(), ops(&mut joint)), (Some(Lie::Shrunk), vec![Op::Reset]));
-    let said = joint.poll_message(START).map(|message| message.kind);
+    assert_eq!(vsock.handle_packet(START, &smaller, 0), None);
+    assert_eq!((vsock.lie(), ops(&mut vsock)), (Some(Lie::Shrunk), vec![Op::Reset]));
+    let said = vsock.poll_message(START).map(|message| message.kind);
     assert_eq!(said, Some(Kind::Reset(Errno::Reset)));
 }
 
@@ -705,7 +706,7 @@ fn an_acceptor_that_is_full_is_a_reset_at_the_one_who_connects_and_tcp_is_to_try
     world.carries();
     world.gives(0);
     world.guests[0].hears();
-    assert!(world.guests[0].was_reset && world.joints.iter().all(Option::is_none));
+    assert!(world.guests[0].was_reset && world.vsocks.iter().all(Option::is_none));
 }
 
 #[test]
@@ -717,14 +718,14 @@ fn a_guest_that_is_gone_resets_the_other_one() {
         world.carries();
         world.guests.iter_mut().for_each(Guest::hears);
     }
-    let joint = world.joints[0].as_mut().expect("it is there");
-    joint.handle_guest_loss(START);
-    assert_eq!(joint.poll_packet(), None, "there is nobody");
+    let vsock = world.vsocks[0].as_mut().expect("it is there");
+    vsock.handle_guest_loss(START);
+    assert_eq!(vsock.poll_packet(), None, "there is nobody");
     world.gives(0);
     world.carries();
     world.gives(1);
     (0..3).for_each(|_| world.guests[1].hears());
-    assert!(world.guests[1].was_reset && world.joints.iter().all(Option::is_none));
+    assert!(world.guests[1].was_reset && world.vsocks.iter().all(Option::is_none));
 }
 
 proptest! {
@@ -743,7 +744,7 @@ proptest! {
     fn vtoe_05_whoever_closes_and_whatever_is_lost_each_guest_gets_all_or_a_reset(
         seed: u64, lost in 0..60_u64,
     ) {
-        // `run` looks at every end of a stream; here it is about coming to an end at all.
+        // `run` checks every end of a stream; this test is about reaching one at all.
         let mut world = World::new(seed, lost);
         world.run(true);
         prop_assert!(world.guests[0].standing == Standing::Closed);

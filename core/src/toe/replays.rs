@@ -1,4 +1,4 @@
-//! What may still come late: requests that came before, and questions to ends that are over.
+//! Protection against late messages: copies of requests, and probes of ends that are over.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,26 +9,26 @@ use crate::time::Instant;
 const WORDS: usize = 1024;
 const _: () = assert!(WORDS as u64 * 64 == TOE_LATE_REQUESTS);
 
-/// The requests of each host that have come (VTOE-13): a copy of one would open its connection
-/// again.
+/// Received requests of each host (VTOE-13): a copy of one would open its connection again.
 #[derive(Debug, Default)]
 pub(super) struct Requests {
-    /// The incarnation that came last is last.
+    /// The newest incarnation is last.
     by_host: BTreeMap<HostId, VecDeque<Serials>>,
 }
 
-/// Of an incarnation.
+/// Received requests of an incarnation.
 #[derive(Debug)]
 struct Serials {
     incarnation: u64,
-    /// All of them are below.
+    /// All serials are below.
     end: u64,
-    /// Of the last [`TOE_LATE_REQUESTS`] before `end`, at the serial modulo their number.
+    /// Bits of the last [`TOE_LATE_REQUESTS`] serials before `end`, at the serial modulo their
+    /// number.
     came: Box<[u64; WORDS]>,
 }
 
 impl Requests {
-    /// A request has come. `false`: it did before, or is so late that nobody knows.
+    /// Notes a request. `false`: it is a copy, or too old to tell.
     pub(super) fn is_new(&mut self, host: HostId, name: ShadowId) -> bool {
         let incarnations = self.by_host.entry(host).or_default();
         let mut known = incarnations.iter_mut();
@@ -48,12 +48,12 @@ impl Requests {
 
 impl Serials {
     fn is_new(&mut self, serial: u64) -> bool {
-        // The last serial of all is given to none.
+        // The last serial of all is never used.
         let Some(end) = serial.checked_add(1) else { return false };
         if end <= self.end.saturating_sub(TOE_LATE_REQUESTS) {
             return false;
         }
-        // What lies between has not come.
+        // The serials between have not come.
         match end.saturating_sub(self.end) {
             TOE_LATE_REQUESTS.. => self.came.fill(0),
             _ => self.clear(self.end, end),
@@ -65,8 +65,8 @@ impl Serials {
         !came
     }
 
-    /// These have not come: fewer than there is memory of. By words, for another host says which,
-    /// and a bit for each serial that it skips would be much work for a message.
+    /// Marks serials as not received, fewer than the bitmap has. It works by words, because another
+    /// host chooses how many serials it skips.
     fn clear(&mut self, mut from: u64, end: u64) {
         while from < end {
             let (bit, len) = (from % 64, (64 - from % 64).min(end - from));
@@ -83,7 +83,7 @@ impl Serials {
 /// The name of an end, and the host of the other one.
 pub(super) type Name = (HostId, ShadowId, Side);
 
-/// Ends that were over, all well, not long ago: whoever did not hear that may ask.
+/// Ends that were over without an error not long ago: the other end may still probe them.
 #[derive(Debug, Default)]
 pub(super) struct Over {
     since: BTreeMap<Name, Instant>,
