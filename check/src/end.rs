@@ -152,8 +152,8 @@ impl End {
         self.lacks_clock |= tcp.options.timestamps.is_none() && !tcp.flags.rst();
     }
 
-    /// It is sent an ACK of `ack` that shows `edge`. `anew`: what it was shown before counts no
-    /// longer. `unit`: room may be lent, and goes back by a unit of the window at least.
+    /// It is sent an ACK of `ack` that shows `edge`. `anew`: earlier edges count no longer. `unit`:
+    /// room may be lent, and goes back by a unit of the window at least.
     pub(crate) fn is_told(&mut self, ack: u64, edge: u64, anew: bool, unit: Option<u64>) {
         let shrinks = unit.is_some_and(|unit| ack >= self.ack_to && edge + unit <= self.edge_to);
         self.ack_to = self.ack_to.max(ack);

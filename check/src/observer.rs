@@ -434,8 +434,9 @@ impl<S: Setting> Observer<S> {
         self.destroyed[usize::from(g)] |= destroyed;
         for (_, h) in self.flows.iter_mut().filter(|(name, _)| name.guest == g) {
             h.tell_by = [None; 2];
-            // Whoever owes R anything tells it now; who acknowledges late and owes nothing may go
-            // on (LIFE-06). Of one that G opened past the host it knows nothing (seed 80044).
+            // A host that owes R bytes resets the flow now; a flow that is acknowledged late and
+            // owes nothing may go on (LIFE-06). The host does not know a flow that G opened past it
+            // (seed 80044).
             let late = h.state == Some(State::Drain) || h.quality.late.is_late;
             let leaves = late && h.promised().is_none();
             let on = matches!(h.state, Some(State::On | State::Drain)) && !leaves;

@@ -52,7 +52,7 @@ pub struct FlowName {
     pub remote_port: u16,
 }
 
-/// What a frame is, but for what a driver may finish on the way: the TCP checksum.
+/// A hash of a frame without its TCP checksum, which a driver may complete on the way.
 pub(crate) fn fingerprint(all: &[u8], ip: &Ip) -> u64 {
     let from = usize::from(ip.header_offset);
     let checksum_at = usize::from(ip.payload_offset) + 16;

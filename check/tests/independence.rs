@@ -1,4 +1,4 @@
-//! What judges the core is not made of the core: which of its items the judging side may name.
+//! The judges of the core are not made of the core: the items of core that they may name.
 //!
 //! The list is a ratchet: it may only shrink. All of it are types that a judge has to hold in its
 //! hands (the engine it looks into, an address, a span of time), and bounds that are promises.
@@ -17,7 +17,7 @@ const JUDGES: &[&str] = &[
     "sim/src/world/node.rs",
 ];
 
-/// What they may name.
+/// Items that the judges may name.
 const ALLOWED: &[&str] = &[
     "engine::Engine",
     "port::PortId",
@@ -38,7 +38,7 @@ const ALLOWED: &[&str] = &[
 /// Of the simulator, what drives the engine or prints its own words, and may read frames with it.
 const DRIVERS: &[&str] = &["sim/src/figures", "sim/src/report.rs"];
 
-/// What the rest may name of how the core reads and makes frames.
+/// Items of core's parsing and building of frames that the other files may name.
 const ALLOWED_OF_WIRE: &[&str] =
     &["wire::ip::IpAddr16", "wire::ip::IpVersion", "wire::virtio_net::VirtioNetHdr"];
 

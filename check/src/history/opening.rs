@@ -20,8 +20,8 @@ impl History {
         self.past && o.ack.is_some_and(|ack| self.is_of_earlier(o.to, ack))
     }
 
-    /// What the host made for the connection before, and what has waited for G's ring since then
-    /// (seed 91723).
+    /// Frames that the host made for the earlier connection, and frames that have waited for G's
+    /// ring since then (seed 91723).
     pub(crate) fn is_late(&self, o: &Out<'_>) -> bool {
         o.gated && o.waited && o.ack.is_some_and(|ack| self.is_of_earlier(o.to, ack))
     }
@@ -110,7 +110,7 @@ impl History {
         {
             let g = self.end_mut(Side::G);
             (g.isn, g.offer) = (Some(isn), offer);
-            // What of the others it was sent is counted from another number.
+            // Frames of the other connection are counted from another number.
             self.end_mut(Side::R).end_to = BASE + 1;
         }
     }
@@ -122,7 +122,7 @@ impl History {
         {
             let r = self.end_mut(Side::R);
             if r.isn != Some(isn) {
-                // What a repeated SYN offers is not what G has taken.
+                // The options of a repeated SYN are not those that G has accepted.
                 (r.isn, r.offer, r.end) = (Some(isn), offer, r.end.max(BASE + 1));
             }
             r.tsvals.extend(tsval);

@@ -123,7 +123,8 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
         && s.tcp.options.understood();
     let clocks = s.tcp.options.timestamps;
     let ack_to = r.ack_to;
-    // What the host has, though R was not told, is a duplicate, and refused (RFC 7323 section 5.3).
+    // Bytes that the host has are a duplicate, though R does not know, and refused (RFC 7323
+    // section 5.3).
     let again = s.end > s.seq && h.quality.waiting.holds(s.seq, s.end);
     let flooded = h.is_flooded;
     let blocks_sure = sure && h.is_twinned() && h.sack() && !h.floods;

@@ -168,8 +168,8 @@ fn to_guest(h: &History, o: &Out<'_>) -> Ensure {
     if h.offline {
         return Ok(());
     }
-    // What the host has not acknowledged it does not hold: data of a parked flow that finds no
-    // place again passes as R wrote it; twice, and G may have the first copy before the second
+    // The host does not hold bytes that it has not acknowledged: data of a parked flow that finds
+    // no place again passes as R wrote it; twice, and G may have the first copy before the second
     // leaves (seed 41317).
     let held = o.end <= h.end(Side::R).ack_to && !o.waited;
     if held && o.end == h.in_order() && !o.tcp.flags.contains(TcpFlags::PSH) {

@@ -2,8 +2,8 @@
 //! send on another one that began while the heartbeat said go, the heartbeat says go no longer.
 //!
 //! A guest can flood when it sends with nothing under way. A connection that began before the
-//! heartbeat last said stop does not flood: it is of another epoch. What a guest forwards is not
-//! its own: such connections pass as far, and end nothing (FWD-05).
+//! heartbeat last said stop does not flood: it is of another epoch. Connections that a guest
+//! forwards are not its own: they pass as far, and end nothing (FWD-05).
 
 use nightporter_core::time::Instant;
 

@@ -18,7 +18,7 @@ use crate::ranges::Ranges;
 
 /// See the module doc.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Late {
+pub(crate) struct LateAck {
     /// The flow acknowledged late after the last step.
     pub(crate) is_late: bool,
     /// A promise that left since then.
@@ -27,7 +27,7 @@ pub(crate) struct Late {
     blocks: Ranges,
 }
 
-impl Late {
+impl LateAck {
     /// An ACK of `ack` would end in a block that R was sent.
     pub(super) fn is_inside_block(&self, ack: u64) -> bool {
         self.blocks.end_of_run(ack) > ack

@@ -59,7 +59,7 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     if h.repeats_in_pause > REPEATS_IN_PAUSE {
         return Err("a paused guest was sent the same again and again".to_owned());
     }
-    // What other flows gave back since then it may grow by (INV-20), and has, perhaps.
+    // It may have grown by the budget that other flows gave back since then (INV-20).
     let freed = h.spare_when_heard.max(h.spare) > h.spare_told;
     if o.to == Side::R
         && o.gated

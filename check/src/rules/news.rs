@@ -28,8 +28,8 @@ pub(crate) struct News {
     /// Segments of R that may each be answered by the same again.
     asked: u32,
     again: u32,
-    /// What G was told last, and segments since then that may each bring it the same again: R's
-    /// empty ones, which go on to it, and its own.
+    /// The last ACK and edge sent to G, and the number of segments since then that may each cause
+    /// the same again: R's empty ones, which go on to G, and G's own.
     last_to_guest: Option<(u64, u64)>,
     from_net: u32,
     /// Duplicates that may still tell G of a hole, whatever it is told besides.
@@ -52,8 +52,8 @@ impl News {
 pub(crate) fn on_in(h: &mut History, from: Side, tcp: &Tcp) {
     let flags = TcpFlags::SYN | TcpFlags::FIN | TcpFlags::RST | TcpFlags::URG;
     let plain = tcp.payload_len == 0 && !tcp.flags.intersects(flags);
-    // One beyond the window that R was shown is to be answered (RFC 9293 section 3.10.7.4): what R
-    // sends behind the octet of a window probe.
+    // A segment beyond the window that R was shown, as R sends behind the octet of a window probe,
+    // is to be answered (RFC 9293 section 3.10.7.4).
     let r = h.end(Side::R);
     let in_place = (r.end..=r.edge_to).contains(&h.unwrap(Side::R, tcp.seq, r.end));
     // Of what G sent past the host only G knows that it is no odd ACK (SNOOP-42).
@@ -76,8 +76,8 @@ pub(crate) fn on_in(h: &mut History, from: Side, tcp: &Tcp) {
     }
 }
 
-/// A segment of G may be answered by what it knows. What lies in the last unit of its window the
-/// host may not take: G was shown more than R had (FLOOD-14; seed 101824).
+/// A segment of G may be answered by an ACK that it knows. The host may not take bytes in the last
+/// unit of G's window: G was shown more than R had (FLOOD-14; seed 101824).
 fn note_from_guest(h: &mut History, tcp: &Tcp) {
     let (r, shown) = (h.end(Side::R), h.end(Side::G).edge_to);
     let seq = h.unwrap(Side::G, tcp.seq, r.acked);
@@ -125,7 +125,7 @@ pub(crate) fn after_out(h: &mut History, o: &Out<'_>) {
     }
 }
 
-/// The same to G; what it has to answer aside, for that has a number that G has acknowledged.
+/// The same to G, without segments that G has to answer, whose number G has acknowledged.
 pub(super) fn tells_guest_again(h: &History, o: &Out<'_>) -> bool {
     let same = o.ack.is_some() && h.quality.news.last_to_guest == o.ack.map(|ack| (ack, o.edge));
     let asks = o.seq < h.end(Side::G).acked;

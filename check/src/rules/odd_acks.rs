@@ -124,8 +124,9 @@ pub(crate) fn after_out(h: &mut History, o: &Out<'_>) {
     }
 }
 
-/// It comes at once and says nothing new: what was due for another reason would. One whose number
-/// is beyond what G sent is none: the host believes that G sends past it, and leaves (SNOOP-42).
+/// An answer comes at once and has no new content; an ACK that was due for another reason would. An
+/// ACK whose number is beyond G's bytes is no answer: the host believes that G sends past it, and
+/// leaves (SNOOP-42).
 fn is_answer(h: &History, o: &Out<'_>) -> bool {
     h.quality.odd.pending == Some(o.at) && is_old(h, o) && o.seq <= h.end(Side::G).end
 }

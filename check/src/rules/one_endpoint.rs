@@ -21,7 +21,8 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     if !tcp.flags.ack() {
         return wrong("a segment without ACK");
     }
-    // Linux takes a segment without a timestamp, so the host forwards one. What it makes has one.
+    // Linux takes a segment without a timestamp, so the host forwards one. The host's own segments
+    // have one.
     let forwards = tcp.options.timestamps.is_none() && source.lacks_clock && !o.is_stored();
     if tcp.options.timestamps.is_some() != h.timestamps() && !forwards {
         return wrong("timestamps must be on every segment or on none");
@@ -42,7 +43,7 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     if !blocks.is_empty() && !h.sack() {
         return wrong("SACK that was not agreed on");
     }
-    // What R says itself G is shown: of one that acknowledges ahead they lie below that ACK.
+    // R's own blocks go on to G: those of an R that acknowledges ahead lie below its ACK.
     let said = o.to == Side::G && h.end(Side::R).odd_sack;
     match o.ack.is_some_and(|ack| has_odd_block(h, o.to, tcp, ack)) && !said {
         true => wrong("a SACK block of what was not received out of order"),

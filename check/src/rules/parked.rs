@@ -21,7 +21,7 @@ pub(crate) fn on_step(h: &mut History, now: Instant, is_parked: bool) -> Ensure 
     let next = h.in_order();
     let room = |segment: u64| g.edge >= r.edge_to.min(next + RESTART_SEGMENTS * segment);
     let known = h.is_twinned() && h.state == Some(State::On);
-    // What R acknowledged G is told when its ring has room (seed 42934).
+    // G gets R's acknowledgement when its ring has room (seed 42934).
     let owes_guest = g.acked < next || g.ack_to < r.acked;
     let owes = r.ack_to < next || owes_guest || h.quality.waiting.has_beyond(next);
     let gives = is_parked && !h.quality.parked && !room(least);

@@ -195,10 +195,10 @@ pub(crate) fn on_step(h: &mut History, now: Instant) -> Ensure {
     }
     let (told, acked) = (h.end(Side::R).ack_to, h.end(Side::G).acked);
     let held = h.quality.waiting.held.end_of_run(told.max(acked));
-    // What R was SACKed is acknowledged at once.
+    // Bytes that were SACKed to R are acknowledged at once.
     let ends_late = if h.quality.late.is_inside_block(acked) { told } else { acked };
     let taken = if late { ends_late } else { held };
-    // Nobody answers a probe for a guest that is long silent, nor takes its octet (INV-19).
+    // A probe is not answered for a guest that is long silent, and its octet is not taken (INV-19).
     let probe = taken == told + 1 && taken > acked;
     if !h.is_twinned() || probe || taken <= told || outdated {
         h.quality.waiting.since = None;

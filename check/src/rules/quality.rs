@@ -1,6 +1,6 @@
-//! The rules about time and quality: what a guest and its remote would have without the host, or
-//! with a perfect one. Each is a file. Here are their common memory of a flow, and the order in
-//! which they are applied.
+//! The rules about time and quality: a flow beside the same flow without the host, or with a
+//! perfect one. Each is a file. Here are their common memory of a flow, and the order in which they
+//! are applied.
 
 use nightporter_core::time::Instant;
 
@@ -26,7 +26,7 @@ pub(crate) struct Quality {
     pub(crate) recovery: recovery::Recovery,
     pub(crate) again: economy::Again,
     pub(crate) news: news::News,
-    pub(crate) late: late_ack::Late,
+    pub(crate) late: late_ack::LateAck,
     pub(crate) endings: endings::Endings,
     pub(crate) sending: senders::Sending,
     /// The flow had no place in the store after the last step.
@@ -96,8 +96,8 @@ pub(crate) fn on_step(h: &mut History, now: Instant, clock: &GuestClock) -> Verd
 
 impl History {
     /// An offloaded flow of two honest ends of which all is seen, and that nothing has come
-    /// between: it must be no worse than its twin. What is behind a router is another path for
-    /// each (FWD-04); such flows are compared by their time.
+    /// between: it must be no worse than its twin. The path behind a router differs for each
+    /// (FWD-04); such flows are compared by their time.
     pub(crate) fn is_twinned(&self) -> bool {
         let gone = self.past || self.interrupted || self.broken || self.killed || self.must_reset;
         let reset = self.ends.iter().any(|e| e.reset || e.reset_to);

@@ -49,7 +49,7 @@ const REFUSES: Duration = Duration::from_secs(150);
 const ON_PATH: Duration = Duration::from_secs(12);
 /// TTLs of frames that came no hop; 32 is one of the simulated guests.
 const OWN_TTLS: [u8; 4] = [32, 64, 128, 255];
-/// What a timer may be late: it looks at a ring that says nothing every 100 ms.
+/// Most delay of a timer: a ring that sends no notification is polled every 100 ms.
 const LATE: Duration = Duration::from_millis(300);
 
 /// The offers to G, and G's answers.
@@ -58,8 +58,8 @@ pub(crate) struct Recovery {
     /// G's newest ACK and edge.
     una: u64,
     edge: u64,
-    /// End of what G was offered. An empty segment may lie beyond: what waited for a ring that was
-    /// set up again counts for the host (K-01).
+    /// End of the bytes offered to G. An empty segment may lie beyond: bytes that waited for a ring
+    /// that was set up again count for the host (K-01).
     out_to: u64,
     /// When the byte `una` was offered last, or became the first; and the most that G had run
     /// then.
@@ -80,8 +80,7 @@ pub(crate) struct Recovery {
     again: Vec<(u64, u64)>,
     /// Of those that `timeouts` counts, those for want of an ACK.
     by_timer: u32,
-    /// G's window was shut and is open again: what is offered again now is so for that (seed
-    /// 86685).
+    /// G's window was shut and is open again: bytes are offered again for that reason (seed 86685).
     reopened: bool,
     /// How often G's shut window was probed, and when last; or since when it is shut.
     probes: Option<(u32, Instant)>,
@@ -92,7 +91,7 @@ pub(crate) struct Recovery {
     slow: bool,
     /// The range that a timeout offers again: from the next byte on.
     burst: (u64, u64),
-    /// Up to here a timeout sends by slow start: what is new may wait.
+    /// Up to here a timeout sends by slow start: new bytes may wait.
     slow_to: u64,
     /// Since when there are new bytes that were not offered.
     fresh_since: Option<Instant>,
@@ -213,7 +212,7 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>, clock: &GuestClock) {
         q.duplicates += 1;
         if q.duplicates == 3 && !says_more {
             q.lost = Some(clock.may_have_run(s.at));
-            // What a timeout has yet to repeat is none of it.
+            // Bytes that a timeout has yet to repeat are no part of it.
             let end = if una < q.slow_to { q.burst.0.clamp(una, out_to) } else { out_to };
             q.begin(s.at, end, una >= q.slow_to);
             q.may_end = q.may_end.max(out_to);
@@ -343,7 +342,7 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>, clock: &GuestClock) -> Ensure {
 
 /// `o` has left, and is not yet in the history.
 pub(crate) fn after_out(h: &mut History, o: &Out<'_>, clock: &GuestClock) {
-    // What looks like a frame that came in is offered too.
+    // A frame that looks like a received one is offered too.
     let end = o.end + u64::from(o.tcp.flags.fin());
     let acked = h.end(Side::G).acked;
     if o.to == Side::G && o.gated && o.is_pure() && o.seq + 1 == acked {

@@ -47,7 +47,7 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     // them (seed 81296). Where what was lent has gone, R's edge counts as it was when G last saw
     // one (seeds 3074, 3430).
     let (g, r) = (h.end(Side::G), h.end(Side::R));
-    // What is lent lasts as long as the host goes on to send for G.
+    // Lent room lasts as long as the host goes on to send for G.
     let kept = if h.lent_by_sender { u64::MAX } else { r.newest.1.min(g.told_of).max(used(g, r)) };
     let before = g.edge_to.min(kept);
     if to_guest && honest && !o.tcp.flags.rst() && o.edge + unit <= before {

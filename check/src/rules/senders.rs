@@ -82,7 +82,7 @@ struct Repair {
     sent: u64,
     arrived: u64,
     moves: u64,
-    /// What the window is if the timeout that has begun it was for nothing.
+    /// The window to restore if the timeout that began the repair was for nothing.
     undo: Option<Window>,
 }
 
@@ -96,7 +96,7 @@ struct Silence {
 
 /// An ACK of R.
 #[derive(Clone, Copy, Debug)]
-struct Heard<'a> {
+struct RemoteAck<'a> {
     at: Instant,
     ack: u64,
     blocks: &'a [(u64, u64)],
@@ -172,11 +172,12 @@ pub(crate) struct Sending {
     burst: u64,
     /// Of what leaves in this instant no more than a burst may leave.
     is_paced: bool,
-    /// What G sent last, and when: it leaves as it comes if the host lets go of the flow just then.
+    /// Time and range of G's last segment, which passes unchanged if the host drops the flow just
+    /// then.
     handed: Option<(Instant, u64, u64)>,
-    /// It has left in this step, by whomever.
+    /// Whether that segment has left in this step, passed or sent.
     handed_left: bool,
-    /// What would be wrong of that if the host goes on.
+    /// The finding about that segment, if the host keeps the flow.
     doubtful: Option<String>,
     /// Most that was between `una` and `next` since `most_since`, and in the time before.
     most: [u64; 2],
@@ -198,7 +199,7 @@ impl Sending {
         Self { on: true, mss, sack, ecn, una, next: una, window, ..Self::default() }
     }
 
-    // --- What is under way ---------------------------------------------------------------------
+    // --- Pieces under way ----------------------------------------------------------------------
 
     /// Makes a piece begin at `at`.
     fn cut(&mut self, at: u64) {
@@ -239,9 +240,10 @@ impl Sending {
         self.most[0].max(self.most[1])
     }
 
-    // --- What R says ---------------------------------------------------------------------------
+    // --- R's ACKs ------------------------------------------------------------------------------
 
-    /// What R has for the first time, and whether some of it had left once, before the repair.
+    /// Bytes that R has for the first time, and whether some of them had left once, before the
+    /// repair.
     fn take(&mut self, at: Instant, ack: u64, blocks: &[(u64, u64)]) -> (u64, bool) {
         let (mut new, mut original, mut sent_at) = (0, false, None);
         let mut take = |p: &mut Piece, len| {
@@ -268,8 +270,8 @@ impl Sending {
         (new, original)
     }
 
-    fn on_ack(&mut self, heard: &Heard<'_>) {
-        let Heard { at, ack, marked, .. } = *heard;
+    fn on_ack(&mut self, heard: &RemoteAck<'_>) {
+        let RemoteAck { at, ack, marked, .. } = *heard;
         if ack > self.next || ack < self.una {
             return;
         }
@@ -357,15 +359,15 @@ impl Sending {
         match self.repair {
             None if is_probe => return,
             Some(_) if !again => return,
-            // What has timed out before does so again.
+            // Another timeout of the same bytes.
             _ if is_timeout && timed_out => self.begin_repair(0, None),
             // Nothing was heard: it may only be late.
             None if is_timeout && sacked == 0 => self.reduce(at, 0, Some(self.window)),
-            // What has arrived so far has bought something already, the newest ACK with what it
-            // acknowledges too (RFC 9937: `DeliveredData`).
+            // The bytes that have arrived so far already allow sending, those of the newest ACK too
+            // (RFC 9937: `DeliveredData`).
             _ => self.reduce(at, sacked + self.newest + self.duplicates * self.mss, None),
         }
-        // What the host does not think was for nothing goes on.
+        // A repair that the host does not undo goes on.
         let goes_on = self.doubted.take_if(|doubted| from < doubted.until);
         if let (Some(repair), Some(before)) = (&mut self.repair, goes_on) {
             let Repair { sent, arrived, moves, .. } = before;
@@ -376,7 +378,7 @@ impl Sending {
         }
     }
 
-    // --- What leaves ---------------------------------------------------------------------------
+    // --- Departures ----------------------------------------------------------------------------
 
     fn on_sent(&mut self, left: &Left) -> Ensure {
         let Left { at, from, to, capable, cwr, .. } = *left;
@@ -464,7 +466,7 @@ impl Sending {
 
     fn is_within_window(&self, probes: bool) -> Ensure {
         if !self.sack && self.repair.is_some() {
-            return Ok(()); // what is under way is a guess
+            return Ok(()); // the bytes under way are a guess
         }
         // Another copy may have been needed: then a repair of losses goes on (FLOOD-44).
         let losses = self.doubted.filter(|repair| repair.undo.is_none());
@@ -510,7 +512,7 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
     let (alone, marked) = (s.end == s.seq, s.tcp.flags.contains(TcpFlags::ECE));
     let (at, ack, sure) = (s.at, s.ack, s.counts);
     let echo = s.tcp.options.timestamps.map(|ts| ts.tsecr);
-    h.quality.sending.on_ack(&Heard { at, ack, blocks: &blocks, echo, alone, marked, sure });
+    h.quality.sending.on_ack(&RemoteAck { at, ack, blocks: &blocks, echo, alone, marked, sure });
 }
 
 /// Between two steps of the host.
@@ -534,7 +536,7 @@ fn is_let_go(h: &History) -> bool {
     let (sending, r) = (&h.quality.sending, h.end(Side::R));
     let in_path = matches!(h.state, Some(State::On | State::Drain)) && h.is_twinned();
     let gone = in_path && sending.on && !h.is_flooded && sending.una < sending.next;
-    // What R sends may go on to acknowledge nothing new (seed 95212).
+    // R's segments may go on to acknowledge nothing new (seed 95212).
     let silent = sending.silence.is_some() || sending.timed_out.is_some();
     let moved = r.edge < sending.next || r.lied > BASE;
     gone && !silent && !moved && !sending.handed_left
@@ -565,10 +567,10 @@ pub(crate) fn on_out(h: &mut History, o: &Out<'_>) -> Ensure {
         h.quality.sending = next;
     }
     let sending = &mut h.quality.sending;
-    // What left as it came, behind a hole, is G's own: the host has just let go of the flow.
+    // A segment that passes unchanged behind a hole is G's own: the host has just dropped the flow.
     sending.on &= o.gated || from <= sending.next;
     if !sending.on || to <= sending.una {
-        return Ok(()); // what nobody waits for: a keepalive
+        return Ok(()); // no data: a keepalive
     }
     let size = if o.hdr.is_gso() { o.hdr.gso_size.into() } else { mss };
     let (capable, cwr) = (matches!(o.ip.tos & 3, 1 | 2), o.tcp.flags.contains(TcpFlags::CWR));

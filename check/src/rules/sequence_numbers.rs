@@ -23,9 +23,9 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     if end > source.end.max(receiver.acked).max(receiver.lied) {
         return Err(format!("{} bytes to {:?} that nobody sent", end - source.end, o.to));
     }
-    // What R sends with odd options passes, and G takes it before the host does; and while an ACK
-    // waits for the ring G may take window back, and give it again.
-    // And of what goes past the host only R knows the end.
+    // R's segments with odd options pass, and G takes them before the host does; and while an ACK
+    // waits for the ring G may take window back, and give it again. Only R knows the end of the
+    // bytes that go past the host.
     let unseen = o.to == Side::R && h.net_has_unseen();
     if h.hostile[Side::R as usize] || h.shrinks || unseen {
         return Ok(());

@@ -27,7 +27,7 @@ struct Scene {
     turns: Turns,
     wrong: Option<Rule>,
     hdr: VirtioNetHdr,
-    /// What leaves has waited for the ring.
+    /// Frames that leave have waited for the ring.
     waited: bool,
 }
 
@@ -1060,7 +1060,7 @@ fn a_flow_that_waits_while_another_gets_its_turns() {
     waits.h.name.guest_port = 2;
     waits.net_sends(&seg(Side::R, 1, 1), &[7; 100]);
     waits.net_gets(&told(101), &[]);
-    // What another guest of the host sends may pass the store.
+    // Frames of another guest of the host may pass the store.
     for from_guest in [true, false] {
         let mut s = Scene::open();
         s.turns = waits.turns.clone();
@@ -1076,7 +1076,7 @@ fn a_flow_that_waits_while_another_gets_its_turns() {
     }
 }
 
-/// G has sent 300 bytes, of which R misses the first hundred; what R says of them.
+/// G has sent 300 bytes, of which R misses the first hundred; the scene and R's SACK blocks.
 fn r_misses_a_hundred() -> (Scene, Vec<(u32, u32)>) {
     let mut s = Scene::open();
     s.guest_sends(&seg(Side::G, 1, 1), &[7; 300]);

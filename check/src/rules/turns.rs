@@ -15,7 +15,7 @@ use crate::history::{History, Side};
 use crate::out::Out;
 use crate::tap::FlowName;
 
-/// One more than by turns: what a flow has to offer is known here from frames alone.
+/// One more than by turns: the offers of a flow are known here from frames alone.
 const TURNS_MAX: usize = 2;
 
 /// The turns at one guest's ring.

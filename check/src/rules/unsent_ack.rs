@@ -9,7 +9,7 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     if o.to != Side::G || !o.gated || o.tcp.flags.rst() || !h.is_open() || !h.was_on {
         return Ok(());
     }
-    // What went past the host was on some wire.
+    // Bytes that went past the host were on some wire.
     let past = if h.past { h.end(Side::G).end } else { 0 };
     let on_wire = h.end(Side::R).end_to.max(past);
     let r = h.end(Side::R);

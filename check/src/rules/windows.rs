@@ -74,7 +74,7 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
 
 pub(crate) fn on_step(h: &mut History, now: Instant, clock: &GuestClock) -> Ensure {
     let (r, g) = (h.end(Side::R), h.end(Side::G));
-    // What the host refused, urgent data behind bytes, R sends again.
+    // R repeats bytes that the host refused: urgent data behind others.
     let next = h.in_order().min(r.ack_to.max(g.acked));
     let on = h.is_twinned() && h.state == Some(State::On);
     let early = !h.quality.late.is_late; // else R is shown G's own edge, once each
@@ -146,8 +146,8 @@ pub(crate) fn after_out(h: &mut History, o: &Out<'_>) {
     }
     let before = h.end(Side::R).edge_to;
     let was_stuck = before < h.in_order() + SEGMENT;
-    // What acknowledges something new R makes come again itself: it repeats what it has sent.
-    // An answer R would ask for again.
+    // R causes a new acknowledgement again by itself: it repeats its bytes. An answer R would ask
+    // for again.
     let asked = h.quality.news.is_asked();
     let only_opens = o.is_pure() && o.ack == Some(h.end(Side::R).ack_to) && !asked;
     let opens = only_opens && o.gated && was_stuck && o.edge >= before + SEGMENT;

@@ -332,7 +332,7 @@ impl Flow {
                 self.supers.truncate(SUPERS_MAX - 1);
                 self.supers.push_front(Super { from: s.from, bytes, head });
             }
-            // What its receiver has taken is never compared again.
+            // Bytes that the receiver has taken are never compared again.
             self.sent[s.from.other() as usize].forget(h.end(s.from).acked);
             if s.from == Side::G {
                 self.given.forget(h.end(Side::G).acked);

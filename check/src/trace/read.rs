@@ -96,8 +96,8 @@ impl<'r, 'o> Merged<'r, 'o> {
         Self { sides: [remote, guest], options }
     }
 
-    /// The frames of the next instant, causes before effects: what R sent comes first, with what
-    /// left by the uplink in between, then what G sent, and then what else left.
+    /// The frames of the next instant, causes before effects: frames of R first, with those that
+    /// left by the uplink in between, then frames of G, and then the others that left.
     pub(super) fn next_turn(&mut self) -> Result<Option<Vec<Frame>>> {
         let heads = self.sides.each_ref().map(|f| f.next.as_ref().map(|f| f.at));
         let one_ended = heads.contains(&None);

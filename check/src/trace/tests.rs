@@ -11,7 +11,7 @@ const R_MAC: [u8; 6] = [2, 0, 0, 2, 0, 0];
 const G_MAC: [u8; 6] = [2, 0, 0, 1, 0, 0];
 /// Initial sequence numbers; all numbers below are relative to them.
 const ISN: [u32; 2] = [0xffff_ff00, 77_000];
-/// What both multiply their windows by, as a shift.
+/// Window scale of both sides.
 const SCALE: u8 = 7;
 
 fn options() -> Options {

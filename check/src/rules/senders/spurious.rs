@@ -2,12 +2,12 @@
 
 use crate::wire::Seq;
 
-use super::{Heard, Piece, Sending};
+use super::{Piece, RemoteAck, Sending};
 
 impl Sending {
     /// R has the original of a copy, or something twice: the copy was for nothing.
-    pub(super) fn is_late(&self, heard: &Heard<'_>) -> bool {
-        let Heard { at, ack, blocks, .. } = *heard;
+    pub(super) fn is_late(&self, heard: &RemoteAck<'_>) -> bool {
+        let RemoteAck { at, ack, blocks, .. } = *heard;
         let twice = match blocks {
             [(_, to), ..] if *to <= ack => true,
             [(from, to), (outer_from, outer_to), ..] => outer_from <= from && to <= outer_to,

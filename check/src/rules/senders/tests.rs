@@ -2,7 +2,7 @@ use super::*;
 
 const MSS: u64 = 1000;
 
-/// What the rule says of a trace. A line is a time in ms and what happens then:
+/// The rule's verdict on a trace. A line is a time in ms and an event:
 ///
 /// ```text
 /// 0   > 0:10000                   bytes leave; `ect`, `cwr`: their marks
@@ -25,7 +25,7 @@ fn judge(mut sending: Sending, script: &str) -> Result<(), String> {
         if what == "ack" {
             let (ack, marked) = (number(rest[0]), says("ece"));
             let heard =
-                Heard { at, ack, blocks: &ranges, echo: None, alone: true, marked, sure: true };
+                RemoteAck { at, ack, blocks: &ranges, echo: None, alone: true, marked, sure: true };
             sending.on_ack(&heard);
             continue;
         }
@@ -233,7 +233,7 @@ fn behind_a_pause_a_short_path_s_burst_is_64_kib_whatever_is_under_way() {
         };
         s.on_sent(&left(at(0), 0, 1000)).expect("a first segment");
         let (blocks, alone, marked, sure) = (&[][..], true, false, true);
-        s.on_ack(&Heard { at: at(100), ack: 1000, blocks, echo: None, alone, marked, sure });
+        s.on_ack(&RemoteAck { at: at(100), ack: 1000, blocks, echo: None, alone, marked, sure });
         s.on_sent(&left(at(100), 1000, 2000)).expect("a last segment");
         let burst = s.on_sent(&left(at(100 + pause_us), 2000, 100_000));
         assert_eq!(burst.is_err(), is_too_much, "{pause_us} us: {burst:?}");
