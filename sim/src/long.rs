@@ -65,8 +65,8 @@ impl Part {
 }
 
 impl State {
-    /// What is in `path`, or a beginning. What another version did there is kept apart: this one
-    /// goes on with the next seed, and counts from nothing.
+    /// The state in `path`, or a new one. The work of another version is kept apart: this version
+    /// goes on with the next seed, and counts from zero.
     ///
     /// # Errors
     /// A file that cannot be read, or is no state.

@@ -278,7 +278,7 @@ fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Nothing was found, but was there anything to find? The exit code. A hunt for the `first` failure
-/// asks for no more than work: what plans excuse is the same whatever is wrong with core.
+/// asks for no more than work: the excuses of plans are the same whatever is wrong with core.
 fn tell_too_little(totals: &Totals, first: bool) -> u8 {
     let mut missing = totals.weight.too_little(totals.seeds);
     if totals.seeds >= SEEDS_MIN && !first {

@@ -223,7 +223,7 @@ pub struct StackPlan {
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(default)]
 pub struct Quirks {
-    /// What its timestamp clock shows when a connection begins, or by chance.
+    /// The timestamp clock at a connection's beginning; `None`: drawn at random.
     pub clock_first: Option<u32>,
     /// It answers every SYN with another SYN cookie, and takes the ACK of any of them.
     pub syn_cookies: bool,
@@ -402,8 +402,8 @@ pub enum FaultKind {
     DropDelivered { guest: u16, ppm: u32 },
     /// The machine takes window back (Linux `tcp_shrink_window`); strict stacks only.
     ShrinkWindow { machine: Machine },
-    /// What the guest sends to the network goes past the host, by another card of its (SNOOP-42);
-    /// with `fragments`, through it, in IP fragments where it is IPv4.
+    /// The guest's frames to the network go past the host, by another card of the guest (SNOOP-42);
+    /// with `fragments`, through it, in IP fragments if they are IPv4.
     OneWay { guest: u16, fragments: bool },
     /// The daemon dies between two steps of a turn and is started again after `lasts`. With
     /// `arena`, its arena is still there (LIFE-09).

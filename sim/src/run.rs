@@ -41,7 +41,7 @@ impl Failure {
         }
     }
 
-    /// Names the class and, but for crashes, the rule: what a smaller plan must fail with too.
+    /// Names the class and, except for crashes, the rule, which a smaller plan must fail with too.
     #[must_use]
     pub fn kind(&self) -> String {
         match self {

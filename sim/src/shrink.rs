@@ -16,8 +16,8 @@ pub struct Shrunk {
     pub runs: u32,
 }
 
-/// Makes `plan` smaller until nothing more can go, or `runs_max` plans have been tried. What
-/// remains fails with the same [`Failure::kind`].
+/// Makes `plan` smaller until nothing more can go, or `runs_max` plans have been tried. The smaller
+/// plan fails with the same [`Failure::kind`].
 #[must_use]
 pub fn shrink(plan: &Plan, failure: Failure, runs_max: u32) -> Shrunk {
     let mut s = Shrinker { best: plan.clone(), kind: failure.kind(), failure, runs: 0, runs_max };

@@ -6,7 +6,7 @@
 
 mod behind;
 mod floods;
-mod late;
+mod late_ack;
 mod later;
 mod rare;
 
@@ -124,7 +124,7 @@ impl Swarm {
             self.absence(&mut plan, span_ms);
         }
         plan.add_rare(&carriers, self.v6_percent, span_ms);
-        plan.with_later().with_floods().with_late().with_forwards()
+        plan.with_later().with_floods().with_late_ack().with_forwards()
     }
 
     /// Connections that carry weight, in nearly all seeds: where no megabytes of R's cross a flow
@@ -331,7 +331,7 @@ impl Swarm {
             &[253, 4, 0x12, 0x34],
             &[34, 2],
         ];
-        // What tcp_rmem is today, and what operators of fast paths make of it.
+        // The default of tcp_rmem, and values of operators of fast paths.
         let receive = [2_000, 16_000, 65_535, 65_535, 400_000, 6 << 20, 32 << 20];
         let mss = self.random.percent(20).then(|| self.random.pick(&[536, 900, 1400]));
         StackPlan {
@@ -366,7 +366,7 @@ impl Swarm {
         }
     }
 
-    /// What others do meanwhile: idle connections by the dozen, health checks by the hundred, a
+    /// Background traffic: idle connections by the dozen, health checks by the hundred, a
     /// connection that sleeps for days.
     fn background(
         &mut self,
@@ -490,7 +490,7 @@ impl Swarm {
                     // While there is something to spoil.
                     let opens_us = self.random.pick(carriers).opens_at.as_nanos() / 1000;
                     let within = self.random.pick(&[2_000, 20_000, 200_000]);
-                    // What ends a connection comes when something has begun.
+                    // Faults that end a connection come after one has begun.
                     let first = if class >= FIRST_ROUGH { 5_000 } else { 0 };
                     let at = first + self.random.below(within);
                     from = (opens_us + at).min(span_ms * 900);
@@ -501,7 +501,7 @@ impl Swarm {
                 }
                 let kind = self.fault(class, guests, remotes);
                 if matches!(kind, FaultKind::ManyAddresses { .. }) {
-                    // Who speaks up behind the addresses of others is never known for itself.
+                    // A sender behind the addresses of others is never known for itself.
                     from = from.max(first_of(carriers, kind).min(span_ms * 900));
                 }
                 faults.push(Fault {
@@ -514,7 +514,7 @@ impl Swarm {
         if self.ecn_percent == 100
             && let Some(carrier) = carriers.first()
         {
-            // What nobody drops for is marked (RFC 3168): a queue that fills, in either direction.
+            // Marks without drops (RFC 3168): a queue that fills, in either direction.
             let ends = [carrier.client, carrier.server];
             let remote = ends.iter().find_map(|m| match m {
                 Machine::Remote(r) => Some(*r),

@@ -242,7 +242,7 @@ impl Model {
         }
     }
 
-    /// What a segment did to a flow, if it has SYN: something else, of which nothing is known?
+    /// A segment with SYN has reached a flow: notes whether the flow is another one since.
     pub(super) fn on_syn(&mut self, was_gated: bool, is_gated: bool) {
         self.lost |= !(self.shakes || was_gated && is_gated);
     }

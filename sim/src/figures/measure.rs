@@ -76,7 +76,8 @@ impl Transfer {
     #[must_use]
     pub fn throughput(&self, bytes: u64, clock: Clock) -> f64 {
         let took = self.took(clock);
-        // What was read at once took a microsecond: the clock of an application shows no less.
+        // Bytes that were read at once took a microsecond: the clock of an application shows no
+        // less.
         bytes as f64 * 1e3 / took.as_nanos().max(1_000) as f64
     }
 }

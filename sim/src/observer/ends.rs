@@ -135,7 +135,7 @@ pub(super) fn fail_stop(plan: &Plan, h: &History, ends: &[EndReport], moments: &
     if h.must_tell_r && h.is_judged() && !h.end(Side::R).reset_to {
         return Err("R saw no RST when the guest was gone".to_owned());
     }
-    // Who acknowledges ahead may go on for ever, and believe no RST (seed 88852).
+    // A remote that acknowledges ahead may go on for ever, and believe no RST (seed 88852).
     let ends =
         |conn| plan.expects_end_of(conn, Instant::MAX, moments) && !plan.acknowledges_ahead(conn);
     if !h.conn.is_some_and(|conn| h.broken && ends(conn)) {

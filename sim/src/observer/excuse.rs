@@ -450,8 +450,8 @@ impl Plan {
             FaultKind::Forge { guest, .. } => machine == Machine::Guest(guest),
             _ => false,
         };
-        // The flow leaves at once, and R knows an edge beyond the guest's own (SNOOP-42): what is
-        // too much the guest drops (seed 18357, a guest with a buffer of 2,000 bytes).
+        // The flow leaves at once, and R knows an edge beyond the guest's own (SNOOP-42): the guest
+        // drops the excess (seed 18357, a guest with a buffer of 2,000 bytes).
         let answers_past = |f: &Fault| match f.kind {
             FaultKind::OneWay { guest, .. } => machine == Machine::Guest(guest),
             _ => false,

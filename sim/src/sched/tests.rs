@@ -127,8 +127,8 @@ fn who_is_preempted_by_a_boost_waits_behind_its_equals() {
     assert_eq!(core.poll_timeout(), Some(Instant::from_millis(50)), "with a whole slice");
 }
 
-/// What makes Figures 5 and 6 jump: which VM has the core after so many turns of a driver domain
-/// that shares it is their number modulo that of the VMs.
+/// The cause of the jumps in Figures 5 and 6: the VM that has the core after some turns of a driver
+/// domain that shares it is their number modulo the number of VMs.
 #[test]
 fn every_preemption_by_a_boost_hands_the_core_on_to_the_next() {
     let policy = Policy::Credit { slice_us: 30_000, boost: true };

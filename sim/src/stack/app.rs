@@ -37,10 +37,10 @@ pub enum Phase {
     Reset,
 }
 
-/// What an application needs of TCP.
+/// The socket interface of an application.
 ///
-/// Streams are not handed over as bytes but by name ([`Stream`]): whoever has a buffer fills it,
-/// and whoever has none compares on arrival.
+/// Streams are not handed over as bytes but by name ([`Stream`]): a stack with a buffer fills it,
+/// and one without compares on arrival.
 pub trait Socket {
     /// How far it is.
     fn phase(&self) -> Phase;

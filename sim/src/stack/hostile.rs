@@ -96,7 +96,7 @@ impl Hostile {
         (0..len).map(|_| self.random.bits().to_le_bytes()[0]).collect()
     }
 
-    // --- What it does properly -----------------------------------------------------------------
+    // --- Proper behaviour --------------------------------------------------------------------
 
     /// Sends a SYN, or a SYN-ACK.
     fn greet(&mut self, key: Key) {
@@ -152,7 +152,7 @@ impl Hostile {
         first && !conn.is_client
     }
 
-    // --- What it does not do properly ----------------------------------------------------------
+    // --- Improper behaviour --------------------------------------------------------------------
 
     fn annoy(&mut self) {
         let open: Vec<Key> = self.conns.iter().filter(|c| c.1.is_open).map(|c| *c.0).collect();
@@ -400,7 +400,7 @@ impl Hostile {
             1 => bytes.extend([0; 40]),
             _ => {
                 for _ in 0..self.random.within(1, 4) {
-                    // Who it comes from stays.
+                    // The source stays.
                     let at = self.random.within(12, bytes.len() as u64 - 1);
                     let at = usize::try_from(at).unwrap_or(12);
                     let is_source = (ETHERNET + 8..ETHERNET + 24).contains(&at);

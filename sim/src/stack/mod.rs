@@ -61,8 +61,8 @@ pub trait Stack {
     /// is also over if one end is, and the other waits.
     fn ends_open(&self) -> usize;
 
-    /// What it saw that no conforming peer would have sent (PAWS failures, ACKs of the future, data
-    /// beyond its window, ...). Empty for stacks that do not say.
+    /// Received segments that no conforming peer would have sent (PAWS failures, ACKs of the
+    /// future, data beyond its window, ...). Empty for stacks that do not report them.
     fn complaints(&self) -> Vec<Complaint> {
         Vec::new()
     }
@@ -70,8 +70,8 @@ pub trait Stack {
 
 /// The stack that `plan` asks for, without connections.
 ///
-/// `mtu` is the largest IP packet in bytes. What it does by chance follows from `seed` and
-/// `machine`; after a reboot the seed has to be another.
+/// `mtu` is the largest IP packet in bytes. Its random choices follow from `seed` and `machine`;
+/// after a reboot the seed must differ.
 #[must_use]
 pub fn build(plan: &StackPlan, machine: Machine, mtu: u16, seed: u64) -> Box<dyn Stack> {
     let seed = Random::new(seed, &format!("stack of {machine:?}")).bits();

@@ -71,7 +71,7 @@ pub(super) struct Ends {
     pub(super) own_port: u16,
     pub(super) peer: Machine,
     pub(super) peer_port: u16,
-    /// What the peer writes.
+    /// The peer's stream.
     pub(super) expected: Stream,
     /// Other connections have the same ports, at other times.
     pub(super) reuse: Option<Reuse>,

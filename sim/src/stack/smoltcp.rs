@@ -47,7 +47,7 @@ pub(super) struct Smoltcp {
     address: Address,
     iface: Interface,
     wire: Wire,
-    /// What it feels like to be asked for a segment of no connection.
+    /// An empty set, for segments of no connection.
     nobody: SocketSet<'static>,
     /// Its timestamp clock at time zero.
     clock_from: u32,
@@ -202,7 +202,7 @@ impl Conn {
     }
 
     /// Cuts off what lies behind its buffer, and the FIN behind that; none is left of what begins
-    /// there. Who asks whether a full buffer has room again begins there too.
+    /// there. A probe of a full buffer begins there too.
     fn fit(&mut self, frame: Frame) -> Option<Frame> {
         let Ok(packet) = Packet::parse(&frame.bytes) else { return Some(frame) };
         let Some((ip, tcp)) = packet.tcp() else { return Some(frame) };

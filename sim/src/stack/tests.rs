@@ -15,7 +15,7 @@ use nightporter_check::wire::{Packet, written};
 const CLIENT: Machine = Machine::Remote(0);
 const SERVER: Machine = Machine::Guest(0);
 
-/// What a machine has unless a test says otherwise.
+/// The default plan of a machine.
 pub(super) fn plan(kind: StackKind) -> StackPlan {
     StackPlan {
         kind,
@@ -44,7 +44,7 @@ pub(super) fn conn(workload: Workload) -> ConnPlan {
     }
 }
 
-/// What the wire does to frames, in parts of a million.
+/// Faults of the wire, in parts of a million.
 #[derive(Clone, Copy, Default)]
 struct Faults {
     loss: u32,

@@ -45,7 +45,7 @@ impl Plan {
         });
         let hides_ttl = random.percent(40);
         self.guests[guest].forwards = Some(ForwardPlan { to_end, from_end, hides_ttl, sleeps });
-        // Whoever is behind it does not know what the guest's own TCP is told.
+        // A machine behind the guest does not get the messages to the guest's own TCP.
         self.guests[guest].stack.quirks.floods = Floods::No;
         self.give_up_at = self.give_up_at + PATIENCE;
         self

@@ -66,7 +66,8 @@ impl Plan {
             queue_frames: random.pick(&[10, 30, 100, 400]),
             ..link
         };
-        // Who has acknowledged what it lost may be sent the same again for as long as the world is.
+        // A remote that has acknowledged lost bytes may get the same again as long as the world
+        // lasts.
         let lasts =
             |c: &ConnPlan| matches!(c.workload, Workload::Idle { idle_s } if idle_s > DAY_S);
         let days = self.conns.iter().any(lasts);
@@ -100,8 +101,8 @@ impl Plan {
         u16::try_from(self.remotes.len() - 1).unwrap_or(0)
     }
 
-    /// What the guest sends, alone, both ways at once, in answers, and with a FIN far ahead of what
-    /// has left; some of it when all that goes wrong is over.
+    /// The guest's downloads: alone, both ways at once, in answers, and with a FIN far ahead of the
+    /// bytes that have left; some after all faults.
     fn downloads(&mut self, random: &mut Random, guest: u16, remote: u16) {
         let (g, r) = (Machine::Guest(guest), Machine::Remote(remote));
         let healed = self.heal_at + Duration::from_millis(100);

@@ -13,7 +13,7 @@ const PERCENT: u32 = 30;
 impl Plan {
     /// See the module doc.
     #[must_use]
-    pub(super) fn with_late(mut self) -> Self {
+    pub(super) fn with_late_ack(mut self) -> Self {
         let mut random = Random::new(self.seed, "late");
         if !random.percent(PERCENT) {
             return self;

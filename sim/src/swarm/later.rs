@@ -23,7 +23,7 @@ struct Later {
     at: Instant,
 }
 
-/// What may happen, and to how many of a hundred seeds with a guest that fits.
+/// A kind of fault, and the number of a hundred seeds with a fitting guest that have it.
 type Kind = (&'static str, u32, fn(&mut Later));
 
 const KINDS: [Kind; 21] = [
@@ -150,7 +150,7 @@ impl Later {
         self.fault(1_000, Duration::from_secs(5), FaultKind::DropDelivered { guest, ppm });
     }
 
-    /// For a second or two it loses all: what was under way is repeated, slowly at first.
+    /// For a second or two it loses all frames: bytes under way are repeated, slowly at first.
     fn deaf(&mut self) {
         let (guest, remote) = (self.guest, self.remote(Quirks::default()));
         self.upload(remote, 0, Workload::Bulk { up: 2_500_000, down: 0 });
@@ -317,7 +317,7 @@ impl Later {
         let mtu = self.plan.guests[usize::from(self.guest)].mtu;
         let guests = self.plan.guests.iter().map(|g| g.mtu);
         let paths = self.plan.remotes.iter().flat_map(|r| [r.to_host.mtu, r.from_host.mtu]);
-        // Who may send larger packets would do so, and none would come.
+        // A machine that may send larger packets would do so, and none would arrive.
         if mtu < 1500 || guests.chain(paths).any(|other| other > mtu) {
             return;
         }
@@ -337,8 +337,8 @@ impl Later {
         self.fault(4_000, Duration::from_secs(240), kind);
     }
 
-    /// R's application reads at last, while R sends and its segments overtake each other: what left
-    /// before shows a smaller window.
+    /// R's application reads at last, while R sends and its segments overtake each other: earlier
+    /// segments show a smaller window.
     fn opens_among_data(&mut self) {
         let remote = self.remote_2_ms_away();
         self.upload(remote, 0, Workload::Bulk { up: 4_000_000, down: 150_000 });

@@ -14,8 +14,8 @@ impl Plan {
         self.draw_steps();
     }
 
-    /// What is done to all connections of a guest is done to one or a few at once: frames of others
-    /// come between, and promises are made.
+    /// Commands for all connections of a guest take one or a few at once: frames of others come
+    /// between, and promises are made.
     fn draw_steps(&mut self) {
         let mut random = Random::new(self.seed, "steps");
         if random.percent(40) {

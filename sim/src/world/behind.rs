@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use etherparse::checksum::Sum16BitWords;
 use nightporter_core::time::{Duration, Instant};
 
-use super::{Event, World};
+use super::{World, WorldEvent};
 use crate::link::Link;
 use crate::plan::ForwardPlan;
 use nightporter_check::frame::Frame;
@@ -73,7 +73,7 @@ impl World<'_> {
         let mut arrivals = Vec::new();
         behind.forward(now, frame, &mut arrivals);
         for (at, frame) in arrivals {
-            self.schedule(at, Event::Behind(i, frame, true));
+            self.schedule(at, WorldEvent::Behind(i, frame, true));
         }
     }
 
@@ -120,7 +120,7 @@ impl World<'_> {
         }
         let next = node.stack.poll_timeout(now);
         for (at, frame) in arrivals {
-            self.schedule(at, Event::Behind(i, frame, false));
+            self.schedule(at, WorldEvent::Behind(i, frame, false));
         }
         if own {
             self.wake_node(i);

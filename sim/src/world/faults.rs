@@ -5,7 +5,7 @@ use nightporter_core::port::PortId;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::turn::Turn;
 
-use super::{Engines, Event, Stop, World};
+use super::{Engines, Stop, World, WorldEvent};
 use crate::plan::{Fault, FaultKind, Machine, StackKind, flows_per_step};
 use nightporter_check::event::Event as Seen;
 use nightporter_check::frame::Frame;
@@ -78,7 +78,7 @@ impl World<'_> {
                 if self.nodes[usize::from(guest)].host == 0 {
                     self.command(engines, guest, |_, e, now, port| e.drain(now, port))?;
                     self.event(Seen::Draining(guest));
-                    self.schedule(self.now + MIGRATION_LOOK, Event::Migration(guest));
+                    self.schedule(self.now + MIGRATION_LOOK, WorldEvent::Migration(guest));
                 }
             }
             FaultKind::DriverReset { guest } => {
@@ -106,7 +106,7 @@ impl World<'_> {
             }
             FaultKind::Late { guest } => self.set_late(engines, guest, true)?,
             FaultKind::FlowFlood { .. } | FaultKind::Forge { .. } => {
-                self.schedule(self.now, Event::FaultGoesOn(i));
+                self.schedule(self.now, WorldEvent::FaultGoesOn(i));
             }
             FaultKind::ManyAddresses { guest, addresses } => {
                 self.show_addresses(guest, addresses);
@@ -118,7 +118,7 @@ impl World<'_> {
             _ => {}
         }
         if lasts {
-            self.schedule(end, Event::FaultEnds(i));
+            self.schedule(end, WorldEvent::FaultEnds(i));
         }
         Ok(())
     }
@@ -162,7 +162,7 @@ impl World<'_> {
             self.wake_node(i);
         }
         for h in 0..self.hosts.len() {
-            self.schedule(self.now, Event::Turn(u8::try_from(h).unwrap_or(0)));
+            self.schedule(self.now, WorldEvent::Turn(u8::try_from(h).unwrap_or(0)));
         }
     }
 
@@ -198,7 +198,7 @@ impl World<'_> {
             act(turn, engine, self.now, port);
             self.send_made(engine, host)?;
             self.after_step(engine, host, true)?;
-            self.schedule(self.now, Event::Turn(host));
+            self.schedule(self.now, WorldEvent::Turn(host));
         }
         Ok(())
     }
@@ -265,7 +265,7 @@ impl World<'_> {
         let node = &mut self.nodes[usize::from(guest)];
         (node.link_up, node.comes_back) = (false, comes_back);
         self.set_features(engines, usize::from(guest), false);
-        self.schedule(self.now + DOWNTIME, Event::DriverIsBack(guest));
+        self.schedule(self.now + DOWNTIME, WorldEvent::DriverIsBack(guest));
         if self.now.since(Instant::ZERO).as_millis().is_multiple_of(2) {
             self.command(engines, guest, |_, e, now, port| e.handle_guest_gone(now, port))?;
             self.event(Seen::Awaited(guest));
@@ -317,7 +317,7 @@ impl World<'_> {
         let engine = engines.get(usize::from(host));
         if engine.zip(port).is_some_and(|(engine, port)| engine.is_ending(port)) {
             self.count("looks at a VM that ends in steps");
-            self.schedule(self.now + REMOVAL_LOOK, Event::Removal(guest));
+            self.schedule(self.now + REMOVAL_LOOK, WorldEvent::Removal(guest));
             return Ok(());
         }
         self.remove_port(engines, guest)
@@ -349,7 +349,7 @@ impl World<'_> {
             _ => false,
         };
         if !drained && !late || engines.is_empty() {
-            self.schedule(self.now + MIGRATION_LOOK, Event::Migration(guest));
+            self.schedule(self.now + MIGRATION_LOOK, WorldEvent::Migration(guest));
             return Ok(());
         }
         self.event(Seen::Migrated(guest));
@@ -358,7 +358,7 @@ impl World<'_> {
         self.nodes[i].host = 1;
         self.nodes[i].clear_rings();
         self.nodes[i].link_up = false;
-        self.schedule(self.now + DOWNTIME, Event::DriverIsBack(guest));
+        self.schedule(self.now + DOWNTIME, WorldEvent::DriverIsBack(guest));
         removed?;
         self.hosts[1].add_guest(&mut engines[1], &self.plan, self.now, i);
         Ok(())
@@ -385,7 +385,7 @@ impl World<'_> {
             0 => SELDOM,
             _ => Duration::from_nanos(1_000_000 / u64::from(per_ms)),
         };
-        self.schedule(self.now + wait, Event::FaultGoesOn(i));
+        self.schedule(self.now + wait, WorldEvent::FaultGoesOn(i));
     }
 
     /// A stranger's SYN, and the guest's answer: an entry that is never used.
@@ -409,7 +409,7 @@ impl World<'_> {
         let host = self.nodes[usize::from(guest)].host;
         self.schedule(
             self.now,
-            Event::ToHost(host, Frame::on_wire(frame).tagged(self.plan.vlan), true),
+            WorldEvent::ToHost(host, Frame::on_wire(frame).tagged(self.plan.vlan), true),
         );
         std::mem::swap(&mut syn.src_mac, &mut syn.dst_mac);
         std::mem::swap(&mut syn.src, &mut syn.dst);
@@ -418,7 +418,7 @@ impl World<'_> {
         let node = &mut self.nodes[usize::from(guest)];
         if node.link_up && !node.destroyed && node.tx.len() < 128 {
             node.tx.push_back(Frame::on_wire(build(&syn, &[])).tagged(self.plan.vlan));
-            self.schedule(self.now, Event::Turn(host));
+            self.schedule(self.now, WorldEvent::Turn(host));
         }
         *self.faults.entry("stray handshakes").or_default() += 1;
     }
@@ -446,7 +446,7 @@ impl World<'_> {
             node.tx.extend(frames);
             node.kicked |= node.host_sleeps;
             let host = node.host;
-            self.schedule(self.now, Event::Turn(host));
+            self.schedule(self.now, WorldEvent::Turn(host));
         }
     }
 
@@ -483,10 +483,10 @@ impl World<'_> {
         self.event(Seen::Killed(guest, tcp.dst_port, tcp.src_port));
         let host = self.nodes[usize::from(guest)].host;
         let frame = Frame::on_wire(build(&to_guest, &[])).tagged(self.plan.vlan);
-        self.schedule(self.now, Event::ToHost(host, frame, false));
+        self.schedule(self.now, WorldEvent::ToHost(host, frame, false));
         if let Some(remote) = crate::stack::address::machine_of(to_remote.dst_mac) {
             let frame = Frame::on_wire(build(&to_remote, &[])).tagged(self.plan.vlan);
-            self.schedule(self.now, Event::ToNode(self.node_of(remote), frame));
+            self.schedule(self.now, WorldEvent::ToNode(self.node_of(remote), frame));
         }
     }
 
@@ -556,7 +556,7 @@ impl World<'_> {
         *self.faults.entry("forged segments").or_default() += 1;
         self.schedule(
             self.now,
-            Event::ToHost(host, Frame::on_wire(bytes).tagged(self.plan.vlan), true),
+            WorldEvent::ToHost(host, Frame::on_wire(bytes).tagged(self.plan.vlan), true),
         );
     }
 }

@@ -10,7 +10,7 @@ use nightporter_core::store::arena::Arena;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::turn::{Turn, TurnConfig};
 
-use super::{Engines, Event, Member, Stop, World, merge};
+use super::{Engines, Member, Stop, World, WorldEvent, merge};
 use crate::plan::{Fault, FaultKind, Machine, Offloads, Plan};
 use crate::stack::address::machine_of;
 use nightporter_check::frame::Frame;
@@ -155,7 +155,7 @@ impl World<'_> {
             if let Some(engine) = engines.get_mut(h) {
                 self.send_made(engine, host)?;
             }
-            self.schedule(now, Event::Turn(host));
+            self.schedule(now, WorldEvent::Turn(host));
         }
         Ok(())
     }
@@ -191,7 +191,7 @@ impl World<'_> {
         }
         queue.push_back((frame, forged));
         let wait = Duration::from_micros(self.plan.host.uplink_wait_us.into());
-        self.schedule(self.now + wait, Event::Turn(host));
+        self.schedule(self.now + wait, WorldEvent::Turn(host));
     }
 
     /// One turn of the worker, if it has a processor and nothing is in its way.
@@ -208,7 +208,7 @@ impl World<'_> {
             if host.turn_at > host.busy_until {
                 host.turn_at = host.busy_until;
                 let at = host.turn_at;
-                self.schedule(at, Event::Turn(h));
+                self.schedule(at, WorldEvent::Turn(h));
             }
             return Ok(());
         }
@@ -265,7 +265,7 @@ impl World<'_> {
             && (at < host.turn_at || host.turn_at <= now)
         {
             host.turn_at = at;
-            self.schedule(at, Event::Turn(h));
+            self.schedule(at, WorldEvent::Turn(h));
         }
         Ok(())
     }
@@ -298,7 +298,7 @@ impl World<'_> {
                 self.event(nightporter_check::event::Event::Crashed);
                 self.count("daemon crashes");
                 let back_at = self.back_at;
-                self.schedule(back_at, Event::Restart);
+                self.schedule(back_at, WorldEvent::Restart);
                 Err(Stop::Crashed { arena })
             }
             Some((steps, _)) => {
@@ -325,7 +325,7 @@ impl World<'_> {
             let is_there = |g: u16| self.nodes.get(usize::from(g)).is_some_and(|n| n.host == other);
             if group || matches!(target, Some(Machine::Guest(g)) if is_there(g)) {
                 for piece in on_wire(frame.clone()) {
-                    self.schedule(self.now + SWITCH, Event::ToHost(other, piece, false));
+                    self.schedule(self.now + SWITCH, WorldEvent::ToHost(other, piece, false));
                 }
             }
         }
@@ -349,7 +349,7 @@ impl World<'_> {
         }
         let node = self.plan.guests.len() + r;
         for (at, frame) in out {
-            self.schedule(at, Event::ToNode(node, frame));
+            self.schedule(at, WorldEvent::ToNode(node, frame));
         }
     }
 
@@ -370,7 +370,7 @@ impl World<'_> {
                 _ => Vec::new(),
             };
             for host in hosts {
-                self.schedule(at, Event::ToHost(host, frame.clone(), false));
+                self.schedule(at, WorldEvent::ToHost(host, frame.clone(), false));
             }
         }
     }

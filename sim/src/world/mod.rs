@@ -89,7 +89,7 @@ enum Stop {
 type Engines<'m> = [Engine<'m>];
 
 #[derive(Debug)]
-enum Event {
+enum WorldEvent {
     ToHost(u8, Frame, bool),
     ToNode(usize, Frame),
     /// To the machine behind a guest, or from it.
@@ -115,7 +115,7 @@ enum Event {
 struct Scheduled {
     at: Instant,
     order: u64,
-    event: Event,
+    event: WorldEvent,
 }
 
 impl PartialEq for Scheduled {
@@ -218,24 +218,24 @@ impl<'r> World<'r> {
             ]);
         }
         for i in 0..plan.faults.len() {
-            world.schedule(plan.faults[i].at, Event::FaultStarts(i));
+            world.schedule(plan.faults[i].at, WorldEvent::FaultStarts(i));
         }
         for i in 0..world.nodes.len() {
-            world.schedule(Instant::ZERO, Event::NodeTimer(i));
+            world.schedule(Instant::ZERO, WorldEvent::NodeTimer(i));
         }
         for i in 0..world.cores.len() {
             world.arm_core(i);
         }
-        world.schedule(plan.heal_at, Event::Healed);
+        world.schedule(plan.heal_at, WorldEvent::Healed);
         // With nothing to heal from, it may be over before.
         let look_at = if plan.faults.is_empty() { Instant::ZERO } else { plan.heal_at };
-        world.schedule(look_at, Event::Look);
+        world.schedule(look_at, WorldEvent::Look);
         world
     }
 
     /// A frame of a machine outside the plan will come to the first host's uplink at `at`.
     pub fn add_frame(&mut self, at: Instant, frame: Frame) {
-        self.schedule(at, Event::ToHost(0, frame, false));
+        self.schedule(at, WorldEvent::ToHost(0, frame, false));
     }
 
     /// Runs to the end.
@@ -325,37 +325,37 @@ impl<'r> World<'r> {
         Stop::Ended
     }
 
-    fn handle(&mut self, engines: &mut Engines<'_>, event: Event) -> Result<(), Stop> {
+    fn handle(&mut self, engines: &mut Engines<'_>, event: WorldEvent) -> Result<(), Stop> {
         match event {
-            Event::ToHost(host, frame, forged) => self.arrive_at_host(host, frame, forged),
-            Event::ToNode(node, frame) => self.arrive_at_node(node, frame),
-            Event::Behind(node, frame, to_end) => self.arrive_behind(node, frame, to_end),
-            Event::Turn(host) => return self.turn(engines, host),
-            Event::Step(node) => self.step_node(node),
-            Event::NodeTimer(node) => self.on_node_timer(node),
-            Event::CoreTimer(core) => self.on_core_timer(core),
-            Event::FaultStarts(i) => return self.start_fault(engines, i),
-            Event::FaultEnds(i) => return self.end_fault(engines, i),
-            Event::FaultGoesOn(i) => self.go_on_with_fault(i),
-            Event::Migration(guest) => return self.migrate(engines, guest),
-            Event::Removal(guest) => return self.remove(engines, guest),
-            Event::DriverIsBack(guest) => return self.driver_is_back(engines, guest),
-            Event::Healed => self.heal(engines),
-            Event::Restart => return Err(Stop::Restart),
-            Event::Look => {
+            WorldEvent::ToHost(host, frame, forged) => self.arrive_at_host(host, frame, forged),
+            WorldEvent::ToNode(node, frame) => self.arrive_at_node(node, frame),
+            WorldEvent::Behind(node, frame, to_end) => self.arrive_behind(node, frame, to_end),
+            WorldEvent::Turn(host) => return self.turn(engines, host),
+            WorldEvent::Step(node) => self.step_node(node),
+            WorldEvent::NodeTimer(node) => self.on_node_timer(node),
+            WorldEvent::CoreTimer(core) => self.on_core_timer(core),
+            WorldEvent::FaultStarts(i) => return self.start_fault(engines, i),
+            WorldEvent::FaultEnds(i) => return self.end_fault(engines, i),
+            WorldEvent::FaultGoesOn(i) => self.go_on_with_fault(i),
+            WorldEvent::Migration(guest) => return self.migrate(engines, guest),
+            WorldEvent::Removal(guest) => return self.remove(engines, guest),
+            WorldEvent::DriverIsBack(guest) => return self.driver_is_back(engines, guest),
+            WorldEvent::Healed => self.heal(engines),
+            WorldEvent::Restart => return Err(Stop::Restart),
+            WorldEvent::Look => {
                 if self.all_ended() {
                     return Err(Stop::Ended);
                 }
                 // While nothing happens, look less and less often.
                 let quiet = self.now.since(self.last_frame_at).as_nanos() / 8;
                 let wait = Duration::from_nanos(quiet.clamp(20_000_000, 600_000_000_000));
-                self.schedule(self.now + wait, Event::Look);
+                self.schedule(self.now + wait, WorldEvent::Look);
             }
         }
         Ok(())
     }
 
-    fn schedule(&mut self, at: Instant, event: Event) {
+    fn schedule(&mut self, at: Instant, event: WorldEvent) {
         self.order += 1;
         self.queue.push(Reverse(Scheduled { at: at.max(self.now), order: self.order, event }));
     }

@@ -6,7 +6,7 @@ use nightporter_core::time::{Duration, Instant};
 
 use super::behind::Behind;
 use super::fragments::{self, Fragments};
-use super::{CoreOf, Event, Member, World};
+use super::{CoreOf, Member, World, WorldEvent};
 use crate::plan::{Machine, Plan, Policy, StackKind, StackPlan};
 use crate::random::Random;
 use crate::sched::{Core, Entity};
@@ -215,7 +215,7 @@ impl Node {
     pub(super) fn reboot(&mut self, plan: &Plan, now: Instant) {
         for mut end in self.stack.ends() {
             let over = matches!(end.outcome, Outcome::Closed | Outcome::Reset);
-            // Who has not heard of a connection listens for it again.
+            // A machine that does not know a connection listens for it again.
             let waits = end.outcome == Outcome::Waiting;
             if plan.conns[end.conn].opens_at < now && !waits {
                 end.outcome = if over { end.outcome } else { Outcome::Reset };
@@ -288,7 +288,7 @@ impl World<'_> {
         }
         if self.node_runs(i) && !self.nodes[i].step_pending {
             self.nodes[i].step_pending = true;
-            self.schedule(self.now + INTERRUPT, Event::Step(i));
+            self.schedule(self.now + INTERRUPT, WorldEvent::Step(i));
         }
     }
 
@@ -332,7 +332,7 @@ impl World<'_> {
         if is_guest {
             self.send_from_guest(i, sent);
             if kicks {
-                self.schedule(now + INTERRUPT, Event::Turn(self.nodes[i].host));
+                self.schedule(now + INTERRUPT, WorldEvent::Turn(self.nodes[i].host));
             }
         } else {
             let remote = i - self.plan.guests.len();
@@ -345,7 +345,7 @@ impl World<'_> {
         if !node.rx.is_empty() || due.is_some_and(|at| at <= now) {
             node.step_pending = true;
             let later = now + Duration::from_nanos(cost.max(1_000));
-            self.schedule(later, Event::Step(i));
+            self.schedule(later, WorldEvent::Step(i));
             return;
         }
         if let Some((core, place)) = node.core {
@@ -419,7 +419,7 @@ impl World<'_> {
     pub(super) fn arm_node(&mut self, i: usize, at: Instant) {
         if at < self.nodes[i].timer_at {
             self.nodes[i].timer_at = at;
-            self.schedule(at, Event::NodeTimer(i));
+            self.schedule(at, WorldEvent::NodeTimer(i));
         }
     }
 
@@ -445,16 +445,16 @@ impl World<'_> {
         self.after_core(c, before);
     }
 
-    /// A core may have changed its mind: whoever has it now goes on.
+    /// The scheduler may have chosen another VM, which goes on.
     pub(super) fn after_core(&mut self, c: usize, before: Option<usize>) {
         let current = self.cores[c].core.current();
         if let Some(place) = current.filter(|_| current != before) {
             match self.cores[c].members[place] {
                 Member::Node(i) if !self.nodes[i].step_pending => {
                     self.nodes[i].step_pending = true;
-                    self.schedule(self.now + INTERRUPT, Event::Step(i));
+                    self.schedule(self.now + INTERRUPT, WorldEvent::Step(i));
                 }
-                Member::Worker(host) => self.schedule(self.now, Event::Turn(host)),
+                Member::Worker(host) => self.schedule(self.now, WorldEvent::Turn(host)),
                 Member::Node(_) | Member::Other => {}
             }
         }
@@ -467,7 +467,7 @@ impl World<'_> {
         {
             let at = at.max(self.now + Duration::from_nanos(1));
             self.cores[c].timer_at = at;
-            self.schedule(at, Event::CoreTimer(c));
+            self.schedule(at, WorldEvent::CoreTimer(c));
         }
     }
 }

@@ -23,7 +23,7 @@ pub(super) struct HostPorts<'w, 'r> {
     /// Of frames that were read and are not yet worked on: where they are seen to enter, and
     /// whether they are forged.
     read: VecDeque<(Tap, bool)>,
-    /// The batch has ended: what goes to guests now are deliveries, and what has waited.
+    /// The batch has ended: frames to guests are now deliveries and frames that have waited.
     feeds: bool,
     /// Why the turn does not go on.
     stop: Option<Stop>,

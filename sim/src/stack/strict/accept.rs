@@ -59,7 +59,7 @@ impl Conn {
         self.note_end(now);
     }
 
-    /// PAWS, then the sequence number (K-01, K-02); what is refused is answered.
+    /// PAWS, then the sequence number (K-01, K-02); a refused segment is answered.
     fn is_acceptable(&mut self, now: Instant, shared: &mut Shared, s: &Incoming<'_>) -> bool {
         if !s.flags.rst() && self.is_paws_reject(now, s) {
             let news = s.end > self.recv.nxt || s.ack > self.send.una;
@@ -209,7 +209,7 @@ impl Conn {
         }
     }
 
-    /// What no conforming peer does, whatever the network does.
+    /// Complains about segments that no conforming peer sends, whatever the network does.
     fn check_manners(&self, now: Instant, shared: &mut Shared, s: &Incoming<'_>) {
         if s.flags.syn() {
             return; // its options are those of an offer
@@ -248,7 +248,8 @@ impl Conn {
         // A closed window is probed with one byte.
         let beyond = s.end > self.recv.edge_max + 1;
         complain(beyond && !s.payload.is_empty(), "data beyond the window");
-        // Whoever knows the connection no more answers a stranger's ACK with an RST at its number.
+        // A peer that has dropped the connection answers a stranger's ACK with an RST at its
+        // number.
         let stray = beyond && rst;
         complain(stray, maybe_network!("RST beyond the window"));
         complain(beyond && s.payload.is_empty() && !rst, "segment beyond the window");

@@ -8,7 +8,7 @@ use nightporter_core::time::{Duration, Instant};
 pub(super) const INITIAL_SEGMENTS: i64 = 10;
 /// Before anything was measured (RFC 6298 section 2.1).
 const RTO_INITIAL: Duration = Duration::from_secs(1);
-/// What Linux adds to the smoothed round trip at least (`TCP_RTO_MIN`).
+/// Linux's least addition to the smoothed round trip (`TCP_RTO_MIN`).
 const MARGIN_MIN: Duration = Duration::from_millis(200);
 /// The longest, also after many doublings (RFC 6298 section 2.5).
 const RTO_MAX: Duration = Duration::from_secs(60);
@@ -68,7 +68,7 @@ impl Congestion {
         }
     }
 
-    /// Nothing was sent for more than a timeout: what is known of the path is old.
+    /// Nothing was sent for more than a timeout: the estimates of the path are old.
     pub(super) fn on_idle(&mut self) {
         self.window = self.window.min(self.first_segments * self.mss);
     }
@@ -78,8 +78,8 @@ impl Congestion {
         self.undo = None;
     }
 
-    /// What is acknowledged was sent at `sent_ms`; if that was before the newest reaction, it was
-    /// for nothing, and is taken back.
+    /// The acknowledged bytes were sent at `sent_ms`; if that was before the newest reaction, the
+    /// reaction was for nothing and is undone.
     pub(super) fn undoes(&mut self, sent_ms: u64) -> bool {
         let Some((window, threshold, at)) = self.undo.filter(|&(.., at)| sent_ms < at) else {
             return false;

@@ -10,7 +10,7 @@ use super::Shared;
 use super::incoming::{Incoming, wrap};
 use super::ranges::Place;
 use super::receive::Receiver;
-use super::send::{Piece, Sender};
+use super::send::{Piece, StackSender};
 use crate::plan::{Offloads, Quirks, StackPlan};
 use nightporter_check::frame::Frame;
 use nightporter_check::stream::Stream;
@@ -20,7 +20,7 @@ use nightporter_check::wire::{Ip, Tcp, TcpFlags};
 const TIME_WAIT: Duration = Duration::from_secs(60);
 /// No path is believed to be narrower (`min_pmtu`).
 const MTU_MIN: u32 = 552;
-/// Largest payload of a super-segment: what an IP packet of 65,535 bytes has room for.
+/// Largest payload of a super-segment: the room in an IP packet of 65,535 bytes.
 const SUPER_MAX: i64 = 65_535 - 40 - 60;
 
 /// Bytes of the longest SACK option.
@@ -34,7 +34,7 @@ const fn is_urgent(piece: &Piece) -> bool {
     piece.from / URGENT_EVERY != piece.to / URGENT_EVERY
 }
 
-/// What a connection does that does not follow from the plan alone.
+/// Behaviour of a connection that does not follow from the plan alone.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Habits {
     /// Initial sequence number.
@@ -51,11 +51,11 @@ pub(super) struct Habits {
     pub(super) asks_after: Option<Duration>,
     /// It does not complain: remains of an earlier connection may come.
     pub(super) forgives: bool,
-    /// What the peer writes.
+    /// The peer's stream.
     pub(super) expected: Stream,
 }
 
-/// What the SYNs agreed on.
+/// Options that the SYNs agreed on.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Agreed {
     pub(super) timestamps: bool,
@@ -71,7 +71,7 @@ pub(super) enum Stage {
     Listen,
     SynSent,
     SynReceived,
-    /// From here on [`Sender`] and [`Receiver`] know which FINs are through.
+    /// From here on [`StackSender`] and [`Receiver`] know which FINs are through.
     Synchronized,
     TimeWait {
         until: Instant,
@@ -102,7 +102,7 @@ pub(in super::super) struct Conn {
     pub(super) ts_recent_at: Instant,
     /// Initial sequence numbers of earlier answers to the same SYN.
     cookies: Vec<u32>,
-    pub(super) send: Sender,
+    pub(super) send: StackSender,
     pub(super) recv: Receiver,
     stream: Option<Stream>,
     /// A SYN or SYN-ACK is to be sent, for the first time or again.
@@ -145,7 +145,7 @@ impl Conn {
             ts_recent: 0,
             ts_recent_at: now,
             cookies: Vec::new(),
-            send: Sender::new(plan),
+            send: StackSender::new(plan),
             recv: Receiver::new(plan, own_mss.into()),
             stream: None,
             syn_due: false,
@@ -180,7 +180,7 @@ impl Conn {
         }
     }
 
-    // --- What comes ----------------------------------------------------------------------------
+    // --- Arrivals ------------------------------------------------------------------------------
 
     /// A segment with a good checksum.
     pub(super) fn handle(
@@ -248,7 +248,7 @@ impl Conn {
         self.stage = Stage::TimeWait { until: now + TIME_WAIT };
     }
 
-    // --- What leaves ---------------------------------------------------------------------------
+    // --- Departures ----------------------------------------------------------------------------
 
     /// Runs timers, sends what can be sent, and says when it wants to be called again.
     pub(super) fn poll(&mut self, now: Instant, shared: &mut Shared) -> Option<Instant> {

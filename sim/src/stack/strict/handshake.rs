@@ -54,7 +54,7 @@ impl Conn {
         self.put_bare(shared, &segment);
     }
 
-    /// What is offered, or of an offer accepted.
+    /// The options of a SYN, or those accepted in a SYN-ACK.
     fn syn_options(&self, now: Instant, is_answer: bool) -> Options {
         let mut options = Options::default();
         options.mss(self.own_mss);

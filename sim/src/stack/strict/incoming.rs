@@ -88,7 +88,7 @@ pub(super) const fn wrap(place: Place, isn: u32) -> u32 {
     isn.wrapping_add(place as u32)
 }
 
-/// What is wrong with the checksum or what the driver says of it, if anything.
+/// The fault in a checksum or in the driver's flags for it, if there is one.
 pub(super) fn checksum_fault(
     frame: &Frame,
     ip: &Ip,

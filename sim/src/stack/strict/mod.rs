@@ -4,7 +4,7 @@
 //! sent.
 //!
 //! Theory of operation: [`Strict`] is the machine; a [`Conn`] is a connection. A segment goes
-//! through `accept` (may it be processed?), then to the [`send::Sender`] (its ACK) and the
+//! through `accept` (may it be processed?), then to the [`send::StackSender`] (its ACK) and the
 //! [`receive::Receiver`] (its data); [`Conn::poll`] runs timers and makes the segments that can be
 //! sent. Sequence numbers inside are unwrapped places (`ranges::Place`): 0 is the SYN.
 //!
@@ -61,7 +61,7 @@ pub(super) struct Strict {
     clock_from: u32,
 }
 
-/// What a machine's connections have in common.
+/// Shared state of a machine's connections.
 pub(super) struct Shared {
     frames: VecDeque<Frame>,
     complaints: Complaints,

@@ -20,9 +20,9 @@ const MSS_DEFAULT: i64 = 536;
 /// See [`MSS_DEFAULT`].
 const MSS_MIN: i64 = 88;
 
-/// Who changes its mind keeps so many segments that came early.
+/// A reneging receiver keeps so many early segments.
 const RENEGES_AFTER: u32 = 60;
-/// Pieces that who splits ACKs makes of one.
+/// ACKs that a splitting receiver makes of one.
 const PARTS: i64 = 100;
 /// Segments that a sender may have on its way besides what was acknowledged: the first window
 /// (RFC 6928), limited transmit, a loss probe.
@@ -251,7 +251,7 @@ impl Receiver {
         self.ack_due = AckDue::Now;
     }
 
-    /// What who splits ACKs acknowledges before all of it.
+    /// The earlier acknowledgements of a receiver that splits ACKs.
     pub(super) fn parts(&self) -> impl Iterator<Item = Place> + use<> {
         let (from, new) = (self.acked, self.nxt - self.acked);
         (1..PARTS.min(new)).map(move |n| from + new * n / PARTS.min(new))
@@ -296,7 +296,7 @@ impl Receiver {
         }
     }
 
-    // --- What a segment shows ------------------------------------------------------------------
+    // --- Fields of a segment -------------------------------------------------------------------
 
     /// The window field of the segment that leaves now. It acknowledges `nxt`.
     pub(super) fn show_window(&mut self) -> u16 {
@@ -342,7 +342,7 @@ impl Receiver {
         if stays { self.window } else { free / mss * mss }
     }
 
-    /// The SACK option: what came twice, then what came early, the newest first (RFC 2018, 2883).
+    /// The SACK option: duplicate bytes, then early ones, the newest first (RFC 2018, 2883).
     pub(super) fn sack(&mut self, blocks_max: usize) -> Vec<(Place, Place)> {
         let mut blocks: Vec<_> = self.twice.take().into_iter().collect();
         let fresh = blocks.len();

@@ -19,7 +19,7 @@ const FLOOD_SEGMENTS: i64 = 1000;
 /// Smallest piece Linux makes of a tiny window (68 bytes with headers of 40).
 const PIECE_MIN: i64 = 28;
 
-/// What was noticed of losses.
+/// The state of loss recovery.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Recovery {
     /// Nothing.
@@ -47,7 +47,7 @@ pub(super) struct Ack<'a> {
     pub(super) sent_ms: Option<u64>,
 }
 
-/// What to send next.
+/// The next piece to send.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Piece {
     pub(super) from: Place,
@@ -61,7 +61,7 @@ pub(super) struct Piece {
 
 /// Place 0 is the SYN, byte n of the stream is n + 1, the FIN follows the last.
 #[derive(Debug)]
-pub(super) struct Sender {
+pub(super) struct StackSender {
     /// Everything before is acknowledged.
     pub(super) una: Place,
     /// Everything before was sent.
@@ -73,7 +73,7 @@ pub(super) struct Sender {
     mss: i64,
     /// Bytes of the SACK option that a segment has now.
     pub(super) options: i64,
-    /// What is lost goes out again in super-segments.
+    /// Lost bytes go out again in super-segments.
     resends_whole: bool,
     /// Right edge of the peer's window, and the widest it ever was.
     edge: Place,
@@ -83,10 +83,10 @@ pub(super) struct Sender {
     window_from: Place,
     recovery: Recovery,
     sacked: Ranges,
-    /// In recovery: what is lost and before this was sent again.
+    /// In recovery: lost bytes before this were sent again.
     resent_to: Place,
     duplicates: i64,
-    /// Without SACK: what duplicate ACKs say has left the network.
+    /// Without SACK: bytes that have left the network, by duplicate ACKs.
     inflated: i64,
     /// The first segment of a recovery goes out whatever the window.
     must_resend: bool,
@@ -107,7 +107,7 @@ pub(super) struct Sender {
     pub(super) cwr_due: bool,
 }
 
-impl Sender {
+impl StackSender {
     pub(super) fn new(plan: &StackPlan) -> Self {
         let first_segments = match plan.quirks.floods {
             Floods::No => plan.first_segments.map_or(INITIAL_SEGMENTS, i64::from),
@@ -146,7 +146,7 @@ impl Sender {
         }
     }
 
-    // --- What the application does -------------------------------------------------------------
+    // --- Calls of the application --------------------------------------------------------------
 
     /// Takes over at most `len` bytes more.
     pub(super) fn write(&mut self, len: u64) -> u64 {
@@ -207,7 +207,7 @@ impl Sender {
         if mss < self.mss {
             self.mss = mss.max(PIECE_MIN);
             self.congestion.set_mss(self.mss);
-            // What is on its way was too long.
+            // The segments under way were too long.
             self.recovery = Recovery::Loss { until: self.nxt };
             (self.resent_to, self.must_resend) = (self.una, true);
         }
@@ -345,7 +345,7 @@ impl Sender {
         let waits = self.nxt > self.una || self.next_new(self.mss).is_none() && self.has_new();
         if !waits {
             self.timer = None;
-            self.round_trip.on_progress(); // what a closed window doubled
+            self.round_trip.on_progress(); // undoes the doublings of a closed window
         } else if again || self.timer.is_none() {
             self.timer = Some(now + self.round_trip.timeout());
         }
@@ -371,7 +371,7 @@ impl Sender {
         }
     }
 
-    // --- What to send --------------------------------------------------------------------------
+    // --- Next piece ----------------------------------------------------------------------------
 
     /// The window is closed and it is time to ask: a piece of at most one byte, which may be empty
     /// or lie beyond the window.
@@ -444,7 +444,7 @@ impl Sender {
         if half > 0 { mss.min(half.max(PIECE_MIN)) } else { mss }
     }
 
-    /// What is on its way (`pipe` of RFC 6675).
+    /// Bytes under way (`pipe` of RFC 6675).
     fn in_flight(&self) -> i64 {
         let lost_to = self.lost_to();
         let resent = self.sacked.missing(self.una, self.resent_to.min(lost_to));

@@ -218,7 +218,7 @@ impl Trace {
         self.frames = all;
     }
 
-    /// What it sent since the last event, as text.
+    /// Segments sent since the last event, as text.
     fn sent(&self) -> Vec<String> {
         self.frames.iter().map(|frame| self.text(frame)).collect()
     }
@@ -265,7 +265,7 @@ const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-// --- What it takes -------------------------------------------------------------------------------
+// --- Receiving -----------------------------------------------------------------------------------
 
 #[test]
 fn data_in_order_is_read_and_acknowledged_at_once_while_young() {
@@ -440,7 +440,7 @@ fn a_window_without_scale_is_a_multiple_of_the_segments_that_come_and_not_of_the
         Trace::open(StackPlan { receive_bytes: 1400, window_scale: None, ..plan() }, 100_000);
     t.stack.set_reading(false);
     t.gets(seg(1, 969));
-    assert_eq!(t.window(), 432); // what is left, for it is never taken back
+    assert_eq!(t.window(), 432); // the rest of the room, which is never taken back
     t.stack.set_reading(true);
     t.gets(seg(969, 1269));
     assert_eq!(t.window(), 968); // by the MSS 432 would stay, for ever
@@ -787,7 +787,7 @@ fn both_fins_in_either_order_end_well() {
         t.gets(seg(102, 102).ack(if is_passive { 5002 } else { 2 }));
         assert_eq!(t.stack.ends()[0].outcome, Outcome::Closed);
         t.waits(ms(1000));
-        // Whoever closed first answers for a while.
+        // The side that closed first answers for a while.
         t.gets(seg(1, 101).ack(2).flags(fin));
         assert_eq!(t.sent(), [if is_passive { "R 2:2" } else { "2:2 ack 102" }]);
     }
