@@ -13,7 +13,7 @@ const LIBRARIES: [&str; 3] = ["bpf", "elf", "z"];
 fn main() {
     println!("cargo::rerun-if-changed={SOURCE}");
     println!("cargo::rerun-if-env-changed=CLANG");
-    // What is not there is looked for again each time.
+    // Missing files are looked for again each time.
     println!("cargo::rerun-if-changed=/usr/bin/clang");
     println!("cargo::rerun-if-changed=/usr/lib/x86_64-linux-gnu/libbpf.a");
     println!("cargo::rustc-check-cfg=cfg(np_flood)");

@@ -100,7 +100,7 @@ impl Kind {
         }
     }
 
-    /// What is in another register than it was.
+    /// Fails if a register's value has changed.
     fn compared(self, loaded: &[u8; PAGE_BYTES], kept: &[u8; PAGE_BYTES]) -> Result<()> {
         let Some(at) = (0..self.all_bytes()).find(|&at| loaded[at] != kept[at]) else {
             return Ok(());

@@ -16,7 +16,7 @@ use crate::watch::{self, How};
 /// The text that a watcher prints once it receives heartbeats.
 pub const READY: &str = "watching";
 
-/// Starts a watcher that outlives the caller; what to say of it.
+/// Starts a watcher that outlives the caller; returns a line for the operator.
 ///
 /// # Errors
 /// It cannot be started.

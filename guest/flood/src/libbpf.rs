@@ -67,7 +67,7 @@ pub(crate) struct Object(NonNull<RawObject>);
 pub(crate) struct Registered(NonNull<RawLink>);
 
 impl Object {
-    /// Loads an object file; the kernel verifies it. What it finds goes to standard error.
+    /// Loads an object file; the kernel verifies it. The verifier's messages go to standard error.
     pub(crate) fn load(file: &[u8]) -> io::Result<Self> {
         // SAFETY: libbpf reads `file` only during this call, and null means no options.
         let object = unsafe { bpf_object__open_mem(file.as_ptr().cast(), file.len(), ptr::null()) };

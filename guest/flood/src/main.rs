@@ -92,7 +92,7 @@ fn run(command: Flood) -> Result<()> {
     Ok(())
 }
 
-/// Prints a line. Whoever reads may have gone: a watcher's `on` has.
+/// Prints a line. The reader may have gone: a watcher's `on` has.
 fn say(line: &str) {
     let mut out = io::stdout().lock();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());

@@ -10,7 +10,7 @@ use crate::route::Route;
 
 /// A route to change, and its new initial window.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Step {
+pub struct RouteChange {
     /// As it is.
     pub from: Route,
     /// As it is going to be.
@@ -23,7 +23,7 @@ pub struct Step {
 #[derive(Debug, Default)]
 pub struct Plan {
     /// Nothing, if all is as it should be.
-    pub steps: Vec<Step>,
+    pub steps: Vec<RouteChange>,
     /// The changes to undo once the steps are done.
     pub records: Vec<RouteRecord>,
     /// Routes by a live NIC that do not flood, each with the reason.
@@ -58,8 +58,8 @@ pub fn plan(
         let is_live = !outputs.is_empty() && outputs.iter().all(|nic| live.contains(nic));
         plan.only_live &= is_live || !route.leads_away();
         let wanted = is_live.then(|| wanted(route, unique, record, segments));
-        let step = |initcwnd| -> Result<Step> {
-            Ok(Step { from: route.clone(), to: route.with_initcwnd(initcwnd)?, unique })
+        let step = |initcwnd| -> Result<RouteChange> {
+            Ok(RouteChange { from: route.clone(), to: route.with_initcwnd(initcwnd)?, unique })
         };
         match (wanted, record) {
             (Some(Ok(())), Some(record)) if record.ours == segments => {

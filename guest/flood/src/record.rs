@@ -70,7 +70,7 @@ impl Place {
         Ok(Self(dir.join(format!("flood-{}.json", namespace()?))))
     }
 
-    /// What is recorded: nothing if nothing was changed.
+    /// The record, which is empty if nothing was changed.
     ///
     /// # Errors
     /// The file cannot be read, or is not ours.
@@ -104,7 +104,7 @@ impl Place {
     /// The lock; `None` while a watcher has it. Makes the directory.
     ///
     /// # Errors
-    /// The directory cannot be made or written: who is not root cannot.
+    /// The directory cannot be made or written, as without root.
     pub fn try_lock(&self) -> Result<Option<Lock>> {
         if let Some(dir) = self.0.parent() {
             fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;

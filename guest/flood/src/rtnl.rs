@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, SockFlag, SockProtocol, recvmsg};
 
 use crate::netlink::{NLM_F_DUMP, NLMSG_DONE, Netlink};
-use crate::plan::Step;
+use crate::plan::RouteChange;
 use crate::route::Route;
 
 // include/uapi/linux/netlink.h and rtnetlink.h, Linux 6.1.
@@ -60,7 +60,7 @@ impl Rtnl {
     ///
     /// # Errors
     /// The kernel refuses, or the route is no longer there.
-    pub fn change(&self, step: &Step) -> Result<()> {
+    pub fn change(&self, step: &RouteChange) -> Result<()> {
         if step.unique {
             self.0.request(RTM_NEWROUTE, NLM_F_REPLACE, &step.to.body())
         } else {

@@ -26,7 +26,7 @@ pub const PIECES: Setting = Setting { path: "/proc/sys/net/ipv4/tcp_min_tso_segs
 pub const ALL: [&Setting; 2] = [&SLOW_START, &PIECES];
 
 impl Setting {
-    /// What it is now; `None` where the kernel has no such setting, as old ones have none for a
+    /// The present value; `None` where the kernel has no such setting, as old ones have none for a
     /// container.
     ///
     /// # Errors

@@ -119,7 +119,7 @@ pub fn watch(place: &Place, how: How, keeper: u32, ready: impl FnOnce()) -> Resu
     let mut beats = Beats::default();
     let mut earlier = Earlier::default();
     let mut live = Live::default();
-    follow(place, &rtnl, &live, how)?; // what a watcher before left
+    follow(place, &rtnl, &live, how)?; // undoes the changes of an earlier watcher
     let mut np_flood = how.np_flood.then(NpFlood::load).transpose()?;
     ready();
     while stop.read_signal()?.is_none() {
@@ -199,7 +199,7 @@ fn apply(
     for _ in 0..ROUNDS_MAX {
         let mut plan = plan(&rtnl.routes()?, &record.routes, live, segments)?;
         plan.steps.retain(|step| !refused.contains(&step.from.name()));
-        let mut settings = Vec::new(); // what to write, and what was there before
+        let mut settings = Vec::new(); // values to write, and the values before
         for (setting, before) in settings::ALL.into_iter().zip(record.settings()) {
             let now = setting.read()?;
             settings.push(setting.plan(now.as_deref(), before.as_deref(), plan.only_live));

@@ -9,7 +9,7 @@ use std::thread;
 use libc::{SOL_SOCKET, c_int};
 use nightporter_core::toe::vsock::Ports;
 
-use crate::host::Host;
+use crate::host::HostControl;
 use crate::listeners::{Accepted, Arrived};
 use crate::sys::{self, Fd, Name, Res};
 use crate::transport::Patience;
@@ -27,7 +27,7 @@ pub(crate) type Pair = (SocketAddr, SocketAddr);
 /// All programs, and their host.
 pub(crate) struct World {
     pub(crate) watch: Watch,
-    pub(crate) host: Host,
+    pub(crate) host: HostControl,
     known: Mutex<Known>,
     is_sent: Condvar,
 }
@@ -98,7 +98,7 @@ pub(crate) fn any_port(family: c_int, ip: IpAddr) -> Res<Owned> {
 impl World {
     /// Without calls so far.
     pub(crate) fn new(watch: Watch) -> Self {
-        let (host, known) = (Host::default(), Mutex::default());
+        let (host, known) = (HostControl::default(), Mutex::default());
         Self { watch, host, known, is_sent: Condvar::new() }
     }
 

@@ -16,7 +16,7 @@ const ANSWER_S: i64 = 5;
 
 /// The control connection.
 #[derive(Debug, Default)]
-pub(crate) struct Host {
+pub(crate) struct HostControl {
     line: Mutex<Line>,
 }
 
@@ -69,7 +69,7 @@ fn exchange(line: &Owned, asked: Asked) -> Res<Reply> {
     Reply::parse(&bytes).filter(|reply| reply.tag == asked.tag).ok_or(libc::EPROTO)
 }
 
-impl Host {
+impl HostControl {
     /// Asks the host. `None`: there is no answer.
     pub(crate) fn ask(&self, ask: Ask) -> Option<Reply> {
         self.ask_with(Patience::Brief, ask)

@@ -5,7 +5,7 @@ use std::ops::Range;
 use nightporter_core::toe::control::Ask;
 use nightporter_core::toe::vsock::Ports;
 
-use crate::host::Host;
+use crate::host::HostControl;
 use crate::sys::{self, Fd, Res};
 use crate::watch::Owned;
 
@@ -76,7 +76,7 @@ impl Half {
 ///
 /// Until a direction has come to its clean end, the close of the socket that it leads to is a reset
 /// (`join` and `lead_in` have said so): if the launcher is killed, the kernel closes both.
-pub(crate) fn run<T>(host: &Host, tcp: &Owned, toe: &Owned, ports: Ports, unsent: T) {
+pub(crate) fn run<T>(host: &HostControl, tcp: &Owned, toe: &Owned, ports: Ports, unsent: T) {
     let mut unsent = Some(unsent);
     for fd in [tcp.0, toe.0] {
         sys::set_nonblocking(fd, true);
@@ -97,7 +97,7 @@ pub(crate) fn run<T>(host: &Host, tcp: &Owned, toe: &Owned, ports: Ports, unsent
 }
 
 /// Waits until there is something to do, and does it.
-fn turn(host: &Host, ports: Ports, out: &mut Half, back: &mut Half) -> Res {
+fn turn(host: &HostControl, ports: Ports, out: &mut Half, back: &mut Half) -> Res {
     let (tcp, toe) = (out.from, out.to);
     // A socket without an awaited event may still be reset. TCP's reset wakes a poll().
     let unawaited = if out.is_over { tcp } else { -1 };

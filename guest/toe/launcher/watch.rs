@@ -179,7 +179,7 @@ fn install() -> io::Result<OwnedFd> {
     };
     let mut fd = set();
     if fd < 0 && sys::errno() == libc::EACCES {
-        // Who is not root may only if it gains no privileges by exec().
+        // A process without root needs no_new_privs for this.
         // SAFETY: no pointers.
         unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
         fd = set();
@@ -271,11 +271,11 @@ impl Watch {
                 return Ok(());
             }
         }
-        // What else is open is none of its business; whoever reads what programs write waits for
-        // its end.
+        // The watcher closes all other descriptors: readers of the programs' pipes wait for their
+        // end.
         let (from, to) = (self.fd.as_raw_fd(), launcher.as_raw_fd());
         let (first, second) = (from.min(to).cast_unsigned(), from.max(to).cast_unsigned());
-        // SAFETY: no pointers; who has these descriptors does nothing from here on.
+        // SAFETY: no pointers; the owners of these descriptors do not run from here on.
         unsafe {
             for fd in 0..first {
                 libc::close(fd.cast_signed());
@@ -441,7 +441,7 @@ impl Watch {
     pub(crate) fn read(&self, call: &Call, at: u64, bytes: &mut [u8]) -> Res {
         let ours = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
         let theirs = libc::iovec { iov_base: address(at), iov_len: bytes.len() };
-        // SAFETY: as many bytes are there; what is at the other end the kernel looks at.
+        // SAFETY: as many bytes are there; the kernel checks the other process's addresses.
         let got = unsafe {
             libc::process_vm_readv(call.pid, &raw const ours, 1, &raw const theirs, 1, 0)
         };
@@ -455,8 +455,8 @@ impl Watch {
         if !self.is_waiting(call) {
             return Err(libc::ESRCH);
         }
-        // SAFETY: as many bytes are there, and are read; what is at the other end the kernel looks
-        // at.
+        // SAFETY: as many bytes are there, and are read; the kernel checks the other process's
+        // addresses.
         let put = unsafe {
             libc::process_vm_writev(call.pid, &raw const ours, 1, &raw const theirs, 1, 0)
         };

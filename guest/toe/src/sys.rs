@@ -216,7 +216,7 @@ pub(crate) fn new_socket(domain: c_int, kind: c_int, protocol: c_int) -> Res<Fd>
 
 /// close(). Its errors are ignored.
 pub(crate) fn close_fd(fd: Fd) {
-    // SAFETY: no pointers; who calls owns the descriptor.
+    // SAFETY: no pointers; the caller owns the descriptor.
     unsafe { close(fd) };
 }
 
@@ -533,7 +533,7 @@ impl Undisturbed {
 
 impl Drop for Undisturbed {
     fn drop(&mut self) {
-        // SAFETY: what was so before.
+        // SAFETY: restores the state from before.
         unsafe {
             pthread_setcancelstate(self.cancel, ptr::null_mut());
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.mask, ptr::null_mut());

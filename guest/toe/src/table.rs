@@ -170,7 +170,7 @@ pub(crate) fn enable() {
     sys::at_fork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
-/// Whether it does. Not in a child of vfork(): what that does with its descriptors is its own.
+/// Whether the table is this process's. A child of vfork() has descriptors of its own.
 pub(crate) fn is_ours() -> bool {
     ENABLED.load(Ordering::Relaxed) && PROCESS.load(Ordering::Relaxed) == sys::pid()
 }

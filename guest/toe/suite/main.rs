@@ -93,7 +93,7 @@ pub(crate) fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 31 + i / 251).to_le_bytes()[0]).collect()
 }
 
-/// What the program does that another run of it has left a connection to.
+/// The program that inherits a connection from another run of it.
 fn inherited(fd: RawFd) {
     let mut stream = TcpStream::from(fork::owned(fd));
     let peer = stream.peer_addr().expect("a peer");
@@ -103,13 +103,13 @@ fn inherited(fd: RawFd) {
     stream.write_all(format!("{} {} {bytes:?}", peer.ip(), own.ip()).as_bytes()).expect("written");
 }
 
-/// What a client does that a listener of another run waits for.
+/// The client that another run's listener waits for.
 fn client(to: &str) {
     let mut stream = TcpStream::connect(to).expect("connected");
     stream.write_all(b"native").expect("written");
 }
 
-/// What the program does that another run has left a listener to.
+/// The program that inherits a listener from another run of it.
 fn server(fd: RawFd) {
     let listener = TcpListener::from(fork::owned(fd));
     let (mut stream, _) = listener.accept().expect("accepted");

@@ -26,7 +26,7 @@ fn wait(epoll: &Epoll) -> Vec<(u64, EpollFlags)> {
     events[..count].iter().map(|event| (event.data(), event.events())).collect()
 }
 
-/// What poll says of a descriptor, of everything that it can say.
+/// The events of a descriptor by poll(), of all that it can report.
 pub(crate) fn poll_says(fd: &impl AsRawFd, timeout_ms: i32) -> Vec<&'static str> {
     let all = libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP;
     let said = polled(fd.as_raw_fd(), all, timeout_ms);

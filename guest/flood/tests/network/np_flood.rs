@@ -44,7 +44,7 @@ fn flood_28_np_flood_is_cubic_without_a_heartbeat_and_each_connection_ends_its_o
         assert!(world.first_flight(FAR, NP_FLOOD) <= ORDINARY);
         let flight = world.flight(&mut at_rest);
         assert!((MSS..=ORDINARY).contains(&flight), "a connection that flooded: {flight}");
-        // The same host comes back: what it knows floods again, with nothing under way.
+        // The same host comes back: its connections flood again, with nothing under way.
         world.host_says(true);
         watch.until_said("np0: the host controls congestion");
         let flight = world.flight(&mut again);

@@ -37,13 +37,13 @@ pub(crate) const FAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 9);
 pub(crate) const NEAR: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 9);
 /// Of the gateways and of `NEAR`.
 const MAC: &str = "02:00:00:00:00:09";
-/// What the remote's SYN-ACK asks for.
+/// The MSS option of the remote's SYN-ACK.
 pub(crate) const MSS: u32 = 1448;
 /// The remote's sequence number after its SYN.
 const ISN: u32 = 0xffff_fff1;
 /// Its window scale, and its window from then on: 65,535 << 5 is 2 MB.
 const SCALE: u8 = 5;
-/// What a connection has to send.
+/// Bytes that a connection sends.
 const PAYLOAD: usize = 3 << 20;
 /// A test that waits longer for anything has failed.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -165,7 +165,7 @@ impl World {
         self.command(arguments).output().unwrap()
     }
 
-    /// What it printed, if it succeeded.
+    /// The tool's output, if it succeeded.
     pub(crate) fn says(&self, arguments: &str) -> String {
         let output = self.tool(arguments);
         assert!(output.status.success(), "{arguments}: {output:?}");
@@ -378,7 +378,7 @@ impl World {
         }
     }
 
-    /// What comes within so long is lost.
+    /// Drops all frames that arrive within `time`.
     pub(crate) fn hear_nothing(&mut self, time: Duration) {
         let deadline = Instant::now() + time;
         while let Some(left) = deadline.checked_duration_since(Instant::now()) {

@@ -30,15 +30,15 @@ static CHANGED: Condvar = Condvar::new();
 /// Nothing takes longer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What it knows.
+/// The host's state.
 pub(crate) struct State {
     /// The guest's addresses.
     pub(crate) ips: Vec<IpAddr>,
     /// Where there is no TOE.
     pub(crate) native: BTreeSet<IpAddr>,
-    /// What cannot be reached.
+    /// Unreachable addresses.
     pub(crate) nowhere: BTreeSet<IpAddr>,
-    /// What does not answer, and is not known to be out of reach.
+    /// Addresses that do not answer and are not known to be unreachable.
     pub(crate) mute: BTreeSet<IpAddr>,
     /// Programs that have asked to connect.
     pub(crate) programs: Vec<Program>,
@@ -71,7 +71,7 @@ struct Listener {
     guest: u32,
     /// It hears IPv4 as well.
     v4: bool,
-    /// Who has asked for it last.
+    /// The control connection that asked for it last.
     control: usize,
 }
 
@@ -126,7 +126,7 @@ impl Host {
         host
     }
 
-    /// What it knows.
+    /// The host's state.
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no panic")
     }
@@ -258,7 +258,7 @@ impl State {
             }
             Ask::Listen { guest, at, v4 } => {
                 self.asked_to_listen += 1;
-                // One for a port: whoever asks again has it from then on.
+                // One listener for a port: the last request has it.
                 self.listeners.retain(|known| (known.at, known.guest) != (at, guest));
                 self.listeners.push(Listener { at, guest, v4, control });
                 CHANGED.notify_all();
@@ -275,7 +275,7 @@ impl State {
                 match asked.ask {
                     Ask::Linger(_) => known.lingers = true,
                     Ask::Unlinger(_) => known.lingers = false,
-                    // What comes later this host drops, and takes it for read.
+                    // This host drops later bytes and counts them as read.
                     Ask::Deafen(_) => {
                         known.is_deaf = true;
                         let stream = self.streams.get(&ports);

@@ -78,7 +78,7 @@ os._exit(0)
 ",
     );
     assert_eq!(parent.says(), "listens");
-    // Who waits in accept() finds that its lease is gone, and asks for another.
+    // A process that waits in accept() finds that its lease is gone, and asks for another.
     world.host.be_silent(true);
     world.host.restart();
     parent.hears("accept");
@@ -441,7 +441,7 @@ say(got, more)
 fn who_finds_a_listener_full_waits_by_tcp() {
     for start in [World::script, World::launched_script] {
         let Some(world) = World::of_scripts() else { return };
-        // Two clients fill its half for TOE, and two that for TCP. What else comes waits for them.
+        // Two clients fill its half for TOE, and two that for TCP. Later clients wait for them.
         let mut server = world.script(
             "
 listener = socket.create_server((ip, 8050), backlog=1)

@@ -104,7 +104,7 @@ fn lines(output: &Output) -> Vec<String> {
     String::from_utf8_lossy(&output.stdout).lines().map(String::from).collect()
 }
 
-/// What a program prints, with all that it starts. It must not take for ever.
+/// The output of a program and of its children, within a time limit.
 fn within_limits(command: &mut Command) -> Output {
     command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = command.spawn().expect("it starts");

@@ -16,7 +16,7 @@ use crate::{GUEST, NATIVE, World};
 /// Nothing takes longer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What every script begins with: sockets, the guest's address, and a word for the test.
+/// The beginning of every script: sockets, the guest's address, and a word for the test.
 const PREAMBLE: &str = "
 import ctypes, errno, os, resource, select, signal, socket, struct, sys, threading, time
 ip, native = sys.argv[1:3]
@@ -62,7 +62,7 @@ impl Script {
         Self { child, lines }
     }
 
-    /// What it says next. It must not be silent for long.
+    /// The script's next line, within a time limit.
     pub(crate) fn says(&self) -> String {
         match self.lines.recv_timeout(PATIENCE) {
             Ok(line) => line,
