@@ -1,4 +1,4 @@
-//! `nightporter analyze`: what hosts, VMs and the network did to the connections of captures.
+//! `nightporter analyze`: the effects of hosts, VMs and the network on the connections of captures.
 //! docs/monitor.md has what each number means.
 
 mod csv;
@@ -231,7 +231,7 @@ impl Analysis {
             self.unwatched += 1;
             return None;
         }
-        // What comes by the network's side first comes from there.
+        // A frame that appears at the network's side first comes from there.
         let (way, key) = match side {
             Side::Net => (Way::ToGuest, to),
             Side::Guest => (Way::FromGuest, from),

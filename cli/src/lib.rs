@@ -78,7 +78,7 @@ enum Command {
     /// Limits the rate at which a VM sends or receives.
     RateLimit {
         /// The direction to limit.
-        direction: Way,
+        direction: DirectionArg,
         /// Mbit/s (10^6 bits), 1 to 100000; or off.
         #[arg(value_name = "MBIT_S|off", value_parser = rate)]
         limit: Rate,
@@ -111,16 +111,16 @@ enum Switch {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Way {
+enum DirectionArg {
     FromGuest,
     ToGuest,
 }
 
-impl From<Way> for Direction {
-    fn from(way: Way) -> Self {
+impl From<DirectionArg> for Direction {
+    fn from(way: DirectionArg) -> Self {
         match way {
-            Way::FromGuest => Self::FromGuest,
-            Way::ToGuest => Self::ToGuest,
+            DirectionArg::FromGuest => Self::FromGuest,
+            DirectionArg::ToGuest => Self::ToGuest,
         }
     }
 }

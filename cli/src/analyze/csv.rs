@@ -5,10 +5,10 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use super::report::{Connection, Direction, Report};
+use super::report::{Connection, DirectionReport, Report};
 
 /// The columns, and how each is written. Nothing has a comma or a quotation mark in it.
-type Column = (&'static str, fn(&Connection, &Direction) -> String);
+type Column = (&'static str, fn(&Connection, &DirectionReport) -> String);
 
 const COLUMNS: &[Column] = &[
     ("id", |c, _| c.id.to_string()),
@@ -66,11 +66,11 @@ fn optional(number: Option<f64>) -> String {
     number.map_or_else(String::new, |number| number.to_string())
 }
 
-fn burstiness(it: &Direction, which: usize) -> String {
+fn burstiness(it: &DirectionReport, which: usize) -> String {
     optional(it.rates.get(which).and_then(|rate| rate.burstiness))
 }
 
 /// A number of the host's, which is the same at both sides.
-fn host(c: &Connection, d: &Direction, of: fn(&super::report::Host) -> f64) -> String {
+fn host(c: &Connection, d: &DirectionReport, of: fn(&super::report::HostDelays) -> f64) -> String {
     optional(c.streams.host.iter().find(|host| host.way == d.way).map(of))
 }

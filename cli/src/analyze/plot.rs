@@ -8,7 +8,7 @@ use nightporter_core::monitor::{Side, Way};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-use super::report::{Direction, Report, SIDES, Times, WAYS, name_of, name_of_way};
+use super::report::{DirectionReport, Report, SIDES, Times, WAYS, name_of, name_of_way};
 
 /// Of one chart, in pixels.
 const SIZE: (u32, u32) = (560, 320);
@@ -53,7 +53,7 @@ const fn title(way: Way) -> &'static str {
 /// Shares of the times between ACKs, in bars of 25 µs.
 fn density<'a>(area: &Area<'a>, report: &Report, way: Way) -> Result<(), DrawError<'a>> {
     let seen = |side| report.all.at(side, way);
-    let shares = |it: &Direction| {
+    let shares = |it: &DirectionReport| {
         let all = it.between_acks.times.count.max(1) as f64;
         let bars = it.between_acks.bars.iter().map(|n| f64::from(*n) / all);
         bars.collect::<Vec<_>>()

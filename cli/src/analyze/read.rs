@@ -42,7 +42,7 @@ pub(super) struct Frame {
     pub(super) head: Vec<u8>,
 }
 
-/// What was in a file.
+/// Counts of a file's frames.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
     pub(super) frames: u64,
@@ -69,7 +69,7 @@ pub(super) enum End {
     Damaged(usize),
 }
 
-/// What packets of an interface begin with, and what their times mean.
+/// Link type of an interface's packets, and the unit of their times.
 #[derive(Clone, Copy, Debug)]
 struct Interface {
     link: Option<Link>,
@@ -157,8 +157,8 @@ impl<R: Read> Read for Full<R> {
     }
 }
 
-/// What one block of a file is.
-enum Step {
+/// The effect of one block of a file.
+enum BlockKind {
     /// A frame is at hand.
     Frame,
     /// Something else was.
@@ -200,14 +200,14 @@ impl Capture {
     pub(super) fn read_next(&mut self) -> Result<bool> {
         loop {
             match self.step()? {
-                Step::Frame => return Ok(true),
-                Step::Other => {}
-                Step::End => return Ok(false),
+                BlockKind::Frame => return Ok(true),
+                BlockKind::Other => {}
+                BlockKind::End => return Ok(false),
             }
         }
     }
 
-    fn step(&mut self) -> Result<Step> {
+    fn step(&mut self) -> Result<BlockKind> {
         let consumed = self.reader.consumed();
         let is_over = self.reader.data().is_empty();
         let error = match self.reader.next() {
@@ -223,13 +223,13 @@ impl Capture {
                 if self.reader.refill().is_err() {
                     bail!("cannot read {} from byte {consumed} on", self.path.display());
                 }
-                return Ok(Step::Other);
+                return Ok(BlockKind::Other);
             }
             PcapError::BufferTooSmall => {
                 let size = self.reader.data().len().max(BUFFER) * 2;
                 if size <= BUFFER_MAX && self.reader.grow(size) {
                     let _ = self.reader.refill();
-                    return Ok(Step::Other);
+                    return Ok(BlockKind::Other);
                 }
                 self.counts.end = End::Damaged(consumed);
             }
@@ -238,13 +238,13 @@ impl Capture {
             PcapError::UnexpectedEof => self.counts.end = End::Cut,
             _ => self.counts.end = End::Damaged(consumed),
         }
-        Ok(Step::End)
+        Ok(BlockKind::End)
     }
 
-    fn count(&mut self, packet: Packet) -> Step {
+    fn count(&mut self, packet: Packet) -> BlockKind {
         let counts = &mut self.counts;
         match packet {
-            Packet::None => return Step::Other,
+            Packet::None => return BlockKind::Other,
             Packet::Unusable => counts.unusable += 1,
             Packet::OtherLink => counts.other_links += 1,
             Packet::Taken => {
@@ -258,14 +258,14 @@ impl Capture {
                 counts.last = *at;
                 counts.frames += 1;
                 counts.bytes += self.frame.len as u64;
-                return Step::Frame;
+                return BlockKind::Frame;
             }
         }
-        Step::Other
+        BlockKind::Other
     }
 }
 
-/// What a block had for us.
+/// The packet in a block.
 enum Packet {
     None,
     Taken,

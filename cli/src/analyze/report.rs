@@ -1,4 +1,4 @@
-//! What was found, as JSON has it. Times are in the unit that their name ends with.
+//! The findings, as in JSON. Times are in the unit that their name ends with.
 
 use nightporter_core::monitor::between::Between;
 use nightporter_core::monitor::density::{AckDensity, BAR};
@@ -76,14 +76,14 @@ pub(super) struct Connection {
 /// Both directions, wherever they were seen.
 #[derive(Debug, Serialize)]
 pub(super) struct Streams {
-    pub(super) streams: Vec<Direction>,
+    pub(super) streams: Vec<DirectionReport>,
     /// Between the sides, if there are captures of both.
-    pub(super) host: Vec<Host>,
+    pub(super) host: Vec<HostDelays>,
 }
 
 /// One direction of data at one side. docs/monitor.md has the definitions.
 #[derive(Debug, Default, Serialize)]
-pub(super) struct Direction {
+pub(super) struct DirectionReport {
     pub(super) side: &'static str,
     pub(super) way: &'static str,
     pub(super) segments: u64,
@@ -114,7 +114,7 @@ pub(super) struct Direction {
 
 /// Between the two sides: one direction of data.
 #[derive(Debug, Default, Serialize)]
-pub(super) struct Host {
+pub(super) struct HostDelays {
     pub(super) way: &'static str,
     /// From a segment's arrival at the host until all of it has left.
     pub(super) delay: Times,
@@ -158,7 +158,7 @@ pub(super) struct Density {
     all: AckDensity,
 }
 
-/// What held the sender back, for how long.
+/// Times that the sender was held back, by reason.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(super) struct Limits {
     pub(super) sender_s: f64,
@@ -278,17 +278,17 @@ impl Streams {
         let places = SIDES.into_iter().flat_map(|side| WAYS.map(|way| (side, way)));
         let streams = places.filter_map(|(side, way)| {
             let streams = flows.clone().filter_map(|flow| flow.stream(side, way));
-            Direction::new(side, way, streams)
+            DirectionReport::new(side, way, streams)
         });
         let host = WAYS.into_iter().filter_map(|way| {
             let between = flows.clone().filter_map(|flow| flow.between(way));
-            Host::new(way, between)
+            HostDelays::new(way, between)
         });
         Self { streams: streams.collect(), host: host.collect() }
     }
 
     /// One direction at one side, if it was seen there.
-    pub(super) fn at(&self, side: Side, way: Way) -> Option<&Direction> {
+    pub(super) fn at(&self, side: Side, way: Way) -> Option<&DirectionReport> {
         let (side, way) = (name_of(side), name_of_way(way));
         self.streams.iter().find(|it| (it.side, it.way) == (side, way))
     }
@@ -300,7 +300,7 @@ impl Streams {
     }
 }
 
-impl Direction {
+impl DirectionReport {
     /// `None` if there is none of them.
     fn new<'a>(side: Side, way: Way, streams: impl Iterator<Item = &'a Stream>) -> Option<Self> {
         let (side, way) = (name_of(side), name_of_way(way));
@@ -346,7 +346,7 @@ impl Direction {
         self.bursts.most_bytes = self.bursts.most_bytes.max(bursts.most_bytes);
     }
 
-    /// Retransmissions: what is repeated, or fills a hole late.
+    /// Retransmissions: repeated bytes, or bytes that fill a hole late.
     pub(super) const fn retransmissions(&self) -> u64 {
         self.repeated + self.filled_late
     }
@@ -358,7 +358,7 @@ impl Direction {
     }
 }
 
-impl Host {
+impl HostDelays {
     fn new<'a>(way: Way, all: impl Iterator<Item = &'a Between>) -> Option<Self> {
         let mut sum = Self { way: name_of_way(way), ..Self::default() };
         let mut many = 0;

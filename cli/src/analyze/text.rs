@@ -5,7 +5,8 @@ use std::io::{self, Write};
 use nightporter_core::monitor::Way;
 
 use super::report::{
-    Captured, Connection, Direction, Host, Report, SIDES, Streams, Times, WAYS, name_of_way,
+    Captured, Connection, DirectionReport, HostDelays, Report, SIDES, Streams, Times, WAYS,
+    name_of_way,
 };
 use crate::show::{bytes, table};
 
@@ -84,7 +85,8 @@ fn list(out: &mut dyn Write, connections: &[Connection]) -> io::Result<()> {
     let mut rows = vec![heads.map(String::from)];
     for it in largest.iter().take(LISTED) {
         let [to, from] = size(it);
-        let again = it.streams.streams.iter().map(Direction::retransmissions).max().unwrap_or(0);
+        let again =
+            it.streams.streams.iter().map(DirectionReport::retransmissions).max().unwrap_or(0);
         rows.push([
             it.id.to_string(),
             it.remote.clone(),
@@ -126,7 +128,7 @@ fn streams(out: &mut dyn Write, streams: &Streams) -> io::Result<()> {
     Ok(())
 }
 
-fn direction(out: &mut dyn Write, it: &Direction) -> io::Result<()> {
+fn direction(out: &mut dyn Write, it: &DirectionReport) -> io::Result<()> {
     let (size, acked) = (bytes(it.bytes), bytes(it.acked_bytes));
     row(out, "data", &format!("{} segments, {size} bytes, {acked} acknowledged", it.segments))?;
     row(
@@ -191,7 +193,7 @@ fn direction(out: &mut dyn Write, it: &Direction) -> io::Result<()> {
     )
 }
 
-fn host(out: &mut dyn Write, it: &Host) -> io::Result<()> {
+fn host(out: &mut dyn Write, it: &HostDelays) -> io::Result<()> {
     row(out, "delay", &times(&it.delay))?;
     if it.backwards > 0 {
         row(out, "", &format!("{} segments left before they came", it.backwards))?;
