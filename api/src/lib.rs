@@ -1,4 +1,4 @@
-//! What the `nightporter` tool and the daemon say to each other.
+//! Messages between the `nightporter` tool and the daemon.
 //!
 //! One JSON object per line each way, over the UNIX socket `daemon.control`. A client may send its
 //! next request when it has the reply to the last. After the reply [`Reply::Stream`] the rest of

@@ -4,6 +4,8 @@
 
 #[path = "tidy/rooms.rs"]
 mod rooms;
+#[path = "tidy/sentences.rs"]
+mod sentences;
 
 use nightporter_core::drops::DropReason;
 use std::collections::BTreeSet;
@@ -283,7 +285,7 @@ fn each_row_of_the_threat_model_has_a_test() {
         for row in table.lines().take_while(|line| line.starts_with('|')) {
             let (he, tests) = row[2..].split_once(" | ").expect("two cells");
             rows += 1;
-            // What somebody can do needs none.
+            // A possible attack needs no test.
             if !tests.contains('`') && !he.starts_with("**can**") {
                 bare.push(he.to_owned());
             }

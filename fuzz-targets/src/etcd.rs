@@ -1,5 +1,5 @@
-//! What etcd says, or whoever answers in its place: sessions of the registry with a member whose
-//! answers are made up, from the bytes of HTTP to news of hosts and stations.
+//! Answers of etcd or of an impostor: sessions of the registry with a member whose answers are made
+//! up, from the bytes of HTTP to news of hosts and stations.
 //!
 //! Input: what a member says by each connection, as it is; then sessions: keys and values, in pages
 //! and events, in chunks of any length, where a session ends, damage. Conditions: a session ends
@@ -81,14 +81,14 @@ pub fn seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// What a key is about.
+/// The subject of a key.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 enum Name {
     Host(u32, IpAddr),
     Station(u32, Mac),
 }
 
-/// What is there, as it can be told.
+/// The known entries, as news report them.
 #[derive(Clone, Debug, Eq, PartialEq)]
 enum Thing {
     Host(Host),
@@ -268,7 +268,7 @@ impl World {
         }
     }
 
-    /// What happens then.
+    /// Lines of a watch.
     fn watches(&mut self, u: &mut Unstructured<'_>, talk: &mut Talk) -> Result<bool> {
         let mut lines = String::new();
         let mut is_well = false;
@@ -316,7 +316,7 @@ impl World {
         Ok(is_well)
     }
 
-    /// What has become of some steps.
+    /// Outcomes of some steps.
     fn done(&self, u: &mut Unstructured<'_>) -> Result<Value> {
         let mut responses = Vec::new();
         for _ in 0..u.int_in_range(0..=3)? {
@@ -366,7 +366,7 @@ impl World {
     }
 }
 
-/// What is said of a station, and what it means.
+/// A station's entry and its meaning.
 fn station(u: &mut Unstructured<'_>, vni: u32, mac: Mac) -> Result<(Vec<u8>, Option<Station>)> {
     let host = ip(u.choose(&ADDRESSES)?);
     let mut value = json!({"host": host, "later": {"a": [1]}});
@@ -434,7 +434,7 @@ fn name(u: &mut Unstructured<'_>) -> Result<(String, String)> {
     Ok((name, read))
 }
 
-/// What a member says by its first connection, and by the watch's.
+/// A member's answers on its first connection, and on the watch's.
 #[derive(Default)]
 struct Talk {
     first: Vec<u8>,

@@ -1,4 +1,4 @@
-//! What the daemon's helpers say to it, and what the daemon and the booster say to each other.
+//! Messages of the daemon's helpers to it, and messages between the daemon and the booster.
 //!
 //! Input: which helper, how many descriptors, and its answer, which is read as a packet of the
 //! booster and of its daemon, too. Conditions: an answer is taken for what it says or for nonsense;

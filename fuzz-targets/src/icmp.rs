@@ -49,7 +49,7 @@ fn read(frame: &[u8]) -> Option<(IpVersion, TooBig)> {
     Some((ip.version, TooBig::parse(frame, &ip)?))
 }
 
-/// Whatever is read stands in the frame, and asks for no segments that no path needs.
+/// All read values stand in the frame, and ask for no segments that no path needs.
 fn what_is_read_is_there(frame: &[u8], it: &TooBig, v4: bool) {
     let is_there = |bytes: &[u8]| frame.windows(bytes.len()).any(|window| window == bytes);
     assert!(it.mtu >= MTU_MIN[usize::from(!v4)], "an MTU of {}", it.mtu);

@@ -46,7 +46,7 @@ fn overlay(mtu: u16) -> Overlay {
     Overlay::new(&OverlayConfig { vni: VNI, peers, mtu, hash_seeds: [1, 2, 3, 4] })
 }
 
-/// What comes out of a datagram is a frame that anybody can be given, with the header that it has.
+/// A datagram becomes a frame that any guest can be given, with the header that it has.
 fn comes_out(outer: Ecn, mtu: u16, mut datagram: Vec<u8>) {
     let mut overlay = overlay(mtu);
     let Ok((hdr, frame)) = overlay.handle_datagram(NOW, PeerId(0), outer, &mut datagram) else {
@@ -64,8 +64,7 @@ fn comes_out(outer: Ecn, mtu: u16, mut datagram: Vec<u8>) {
     }
 }
 
-/// What a frame becomes are datagrams of the network that take the path, and are no more than one
-/// call takes.
+/// A frame becomes datagrams that the path takes, at most as many as one call takes.
 fn goes_in(mtu: u16, gso_size: u16, frame: &[u8]) {
     let mut overlay = overlay(mtu);
     let Ok(packet) = Packet::parse(frame) else { return };

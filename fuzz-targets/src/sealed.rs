@@ -1,11 +1,11 @@
-//! What another host says in a stream of the virtual TOE that goes by TLS: `daemon`'s reader of it,
-//! over a socket, behind a handshake that was right.
+//! Another host's bytes in a TLS stream of the virtual TOE: `daemon`'s reader of it, over a socket,
+//! after a valid handshake.
 //!
 //! Input: operations. The other host writes records of any length, changes keys, sends bytes that
 //! are no records, and says its end; any part of that is on its way at a time; the guest has places
-//! for parts of any length, or none. Whatever comes was said, in its order; nothing comes behind
-//! bytes that are no records; a turn costs what it may; and what can be read is read without
-//! another event.
+//! for parts of any length, or none. All messages were sent, in this order; none comes behind bytes
+//! that are no records; a turn keeps to its budget; and readable bytes are read without another
+//! event.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -50,7 +50,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     (1..8).map(|n| noise(n, 100 * n as usize)).collect()
 }
 
-/// Who believes everything: it is not about certificates here.
+/// A verifier that accepts everything: certificates are not the subject here.
 #[derive(Debug)]
 struct Credulous;
 
@@ -197,7 +197,7 @@ impl World {
         Ok(())
     }
 
-    /// What the other host's TLS has to send is added to what it sends.
+    /// Adds the output of the other host's TLS to its bytes.
     fn seals(&mut self) {
         while self.tls.wants_write() {
             self.tls.write_tls(&mut self.records).expect("a vector takes all");
@@ -282,7 +282,7 @@ impl World {
                 true
             }
             Err(e) if e.kind() == ErrorKind::WouldBlock => {
-                // Who waits for an event now will have one.
+                // A wait for an event returns one now.
                 let unread = ioctl_fionread(&self.ours).expect("it is a socket");
                 assert!(self.reader.take_more() || unread == 0, "{unread} bytes wait for ever");
                 true

@@ -231,7 +231,7 @@ impl World {
         world
     }
 
-    /// A guest's packet. Whatever it is, no more than its bytes may be carried.
+    /// A guest's packet. No packet may carry more than its bytes.
     fn says(
         &mut self,
         vm: VmId,

@@ -1,5 +1,5 @@
-//! What another host says in a stream of the virtual TOE: `daemon`'s reader of it, over a socket,
-//! in pieces of any length, with a guest that takes payload in parts of any length.
+//! Another host's bytes in a stream of the virtual TOE: `daemon`'s reader of it, over a socket, in
+//! pieces of any length, with a guest that takes payload in parts of any length.
 //!
 //! Input: who has connected, then operations: bytes and messages that the other host is about to
 //! say, pieces of them that are sent, what the guest takes. A model that parses all bytes again and
@@ -48,7 +48,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     (1..8).map(|n| noise(n, 300 * n as usize)).collect()
 }
 
-/// What is next of a stream.
+/// The next part of a stream.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Stage {
     Hello,
@@ -72,7 +72,7 @@ struct World {
     /// All that it says, and so much of it is on its way.
     said: Vec<u8>,
     sent: usize,
-    /// What is behind that was heard.
+    /// The part behind it was read.
     heard: usize,
     stage: Stage,
     has_ended: bool,
@@ -240,7 +240,7 @@ impl World {
         }
     }
 
-    /// What must be heard next; then how many bytes that takes, and what is next behind it.
+    /// The expected next result, its number of bytes, and the next part behind it.
     fn expects(&self) -> (Heard, Option<(usize, Stage)>) {
         let there = &self.said[self.heard..self.sent];
         let nothing = (if self.has_ended { Heard::Lost } else { Heard::Nothing }, None);

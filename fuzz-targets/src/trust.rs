@@ -1,5 +1,5 @@
-//! What another host shows before it is believed, and the files by which hosts are believed:
-//! `daemon`'s readers of certificates, of tickets, of the beginning of TLS, and of files in PEM.
+//! Another host's proofs before it is trusted, and the files by which hosts are trusted: `daemon`'s
+//! readers of certificates, of tickets, of the beginning of TLS, and of files in PEM.
 //!
 //! Input: what it is, and the bytes, in pieces of any length. Conditions: a certificate is for an
 //! address that is in it; tickets are those that were told, in their order, and no more than were

@@ -334,8 +334,8 @@ impl World {
 
     fn syn(&self, flow: usize, from: PortId, flags: TcpFlags, options: &[u8]) -> Frame {
         let mut frame = self.segment(flow, from, flags, options);
-        // What was emitted as payload becomes options: the header grows by so many words. The
-        // checksum is partial, it does not cover the header's length.
+        // Payload becomes options: the header grows by so many words. The checksum is partial, it
+        // does not cover the header's length.
         frame.bytes[L2_TO_NET.len() + 20 + 12] +=
             u8::try_from(options.len() / 4 * 16).expect("small");
         frame

@@ -108,7 +108,7 @@ impl Shard {
             }
             gap = self.after(gap);
         }
-        // What follows moves up, unless that would put it before its home.
+        // Later entries move up, unless that would put one before its home.
         let mut at = self.after(gap);
         while self.words[at] != 0 {
             let from_home = self.distance(self.home(self.words[at]), at);

@@ -1,4 +1,4 @@
-//! What happens between the two sides of a port: the host's delay, and whose acknowledgement it is.
+//! Comparison of the two sides of a port: the host's delay, and the origin of acknowledgements.
 //!
 //! A direction of data enters the host at the side of its sender and leaves at the side of its
 //! receiver. Bytes are known by their sequence numbers, so a host that cuts or joins segments

@@ -1,9 +1,9 @@
-//! What a sender waits for: time by the bound that keeps it from sending more, at one place.
+//! The limits of a sender: time by the bound that keeps it from sending more, at one place.
 //!
 //! As the kernel's `tcpi_rwnd_limited` and `tcpi_busy_time` count it (Linux 4.9, net/ipv4/tcp.c,
 //! `tcp_chrono_start`), but from frames: a segment is under way here until its acknowledgement
-//! comes by here. What holds a path back (its congestion window, its queues, its length) cannot be
-//! told apart from outside.
+//! comes by here. The limits of a path (congestion window, queues, length) cannot be told apart
+//! from outside.
 
 use crate::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! What the data path leaves for the monitor: the headers of each frame, when and where it passed.
+//! The data path's log for the monitor: the headers, time and place of each frame.
 //!
 //! The data path appends, another reader takes. A full log misses frames and counts them; it never
 //! waits.

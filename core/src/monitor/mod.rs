@@ -107,7 +107,7 @@ pub struct Frame<'a> {
     pub packet: &'a Packet,
 }
 
-/// What an operator chooses.
+/// Settings of an operator.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// Connections that are watched; later ones are counted in [`Monitor::unwatched`]. At most

@@ -1,4 +1,4 @@
-//! What arrives in order, twice, late or not at all: retransmissions, reordering and losses.
+//! The order of arrivals: retransmissions, reordering and losses.
 //!
 //! A place knows which numbers it has seen. A segment that begins beyond the next number leaves a
 //! hole: what belongs there was lost before this place, or comes later. A segment that begins below

@@ -85,7 +85,7 @@ impl Probe {
     }
 }
 
-/// What is known of the path to one peer.
+/// State of the path to one peer.
 #[derive(Clone, Copy, Debug)]
 struct Path {
     peer: PeerId,

@@ -39,7 +39,7 @@ fn sent(hdr: &VirtioNetHdr, frame: &[u8]) -> Result<(Route, Batches), DropReason
     Ok((route, batches))
 }
 
-/// What comes out at the peer of each datagram.
+/// Frames that each datagram becomes at the peer.
 fn arrived(batches: Batches) -> Vec<Vec<u8>> {
     let mut peer = overlay();
     let mut take = |mut datagram: Vec<u8>| {

@@ -38,7 +38,7 @@
 //! its number and content. It can never be taken for promised bytes of the other direction, whose
 //! page numbers may be the same.
 //!
-//! # Whose bytes are in a page (SEC-10)
+//! # The owner of a page's bytes (SEC-10)
 //!
 //! Invariant: a page that is in use holds only zeros and bytes of its owner's VM. A page that goes
 //! back to the VM that had it last is handed out as it is; one that changes hands, or whose past

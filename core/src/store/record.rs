@@ -271,7 +271,7 @@ pub(super) fn store(raw: &RawRecord, word: usize, value: u64) {
     put(&raw[word], value);
 }
 
-/// One store into the memory. Whatever ends the process, earlier stores are there if this one is.
+/// One store into the memory. After any end of the process earlier stores are there if this one is.
 pub(super) fn put(word: &AtomicU64, value: u64) {
     word.store(value.to_le(), Ordering::Release);
     #[cfg(test)]

@@ -12,7 +12,7 @@ use crate::limits::{BACKLOG_BYTES_MAX, BACKLOG_FRAMES_MAX};
 use crate::port::PortId;
 use crate::wire::virtio_net::VirtioNetHdr;
 
-/// What a frame takes of the queue besides its bytes, which is bounded in frames too.
+/// The cost of a frame in the queue besides its bytes, because the queue is bounded in frames too.
 const FRAME_COST: usize = BACKLOG_BYTES_MAX / BACKLOG_FRAMES_MAX;
 
 /// A frame that waits.
@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(lost(&mut b, A, 60), 0, "a small one still fits");
     }
 
-    /// What waits of each of them.
+    /// Waiting frames of each of them.
     fn frames_of(b: &Backlog) -> [usize; 3] {
         [A, B, C].map(|port| b.frames.iter().filter(|waiting| waiting.from == port).count())
     }
@@ -231,7 +231,7 @@ mod tests {
             [a, b_has, c].iter().all(|has| has.abs_diff(FRAMES_MAX / 3) <= 1),
             "{a} {b_has} {c}"
         );
-        // What waited longest of each is still there, and first.
+        // The oldest frame of each is still there, and first.
         assert_eq!(b.pop().unwrap().from, A);
     }
 
@@ -242,7 +242,7 @@ mod tests {
         let before = BACKLOG_BYTES_MAX / 8000;
         assert_eq!((frames_of(&b), lost(&mut b, B, 40_000)), ([before, 0, 0], 5));
         assert_eq!(frames_of(&b), [before - 5, 1, 0]);
-        // What the host gives the guest stays, and takes nobody's place.
+        // Frames of the host for the guest stay, and take no other's place.
         b.clear();
         for _ in 0..FRAMES_MAX {
             lost(&mut b, None, 60);

@@ -176,8 +176,8 @@ impl Turn {
         slot.debt = 0;
     }
 
-    /// Another policy for the VM behind `port`. What waits for its ring in VLANs that it has left
-    /// is dropped.
+    /// Another policy for the VM behind `port`. Frames that wait for its ring in VLANs that it has
+    /// left are dropped.
     ///
     /// # Errors
     /// See [`Engine::set_guest`].
@@ -321,7 +321,7 @@ impl Turn {
         Ok(frames)
     }
 
-    /// One frame comes in at `from`, by whatever way. What the engine decided is done.
+    /// One frame comes in at `from`, by whatever way. Carries out the engine's decisions.
     ///
     /// # Errors
     /// See [`Self::run`].

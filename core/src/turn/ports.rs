@@ -57,9 +57,9 @@ pub struct Interrupted;
 
 /// The ports of a worker: taps and rings in the daemon, queues in the simulator.
 ///
-/// `room`, `progress`, `wait_for_room` and `flush` are asked of guests' ports only. What is written
-/// here for them, and for `wait_for_frames`, is a peer that takes everything as soon as it is there
-/// and needs no waking: benches and tests have such.
+/// `room`, `progress`, `wait_for_room` and `flush` are asked of guests' ports only. Their defaults
+/// here, and that of `wait_for_frames`, are for a peer that takes every frame at once and needs no
+/// waking: benches and tests have such.
 pub trait Ports {
     /// Reads the next frame of `port` into `buf`.
     fn receive(&mut self, port: PortId, buf: &mut [u8]) -> Received;

@@ -174,7 +174,7 @@ impl Worker<'_> {
         self.turn.run(NOW, &mut self.engine, &mut self.ports).unwrap()
     }
 
-    /// What a port got since the last call: the numbers in its frames.
+    /// Frames that a port got since the last call, by the numbers in them.
     fn got(&mut self, port: PortId) -> Vec<u16> {
         self.ports.of(port).got.drain(..).map(|f| u16::from_be_bytes([f[14], f[15]])).collect()
     }
@@ -414,7 +414,7 @@ fn all_that_waits_for_full_rings_is_bounded_and_shared() {
         assert!((max - max / 16..=max).contains(&sum), "{sum} of {max}");
         let (least, most) = (waiting.iter().min().unwrap(), waiting.iter().max().unwrap());
         assert!(most - least <= 9000, "{least} to {most}");
-        // What one gives back is there for the others.
+        // Memory that one gives back is there for the others.
         w.turn.set_features(NOW, &mut w.engine, PortId(1), None);
         let now = (300..310).map(|n| waits(w, n)).last().unwrap();
         assert!(now[0] == 0 && now[1] > waiting[1]);
@@ -810,7 +810,7 @@ fn a_guest_that_makes_room_and_says_nothing_is_fed_with_the_next_turn() {
     });
 }
 
-/// What peers and worker do in a world where a peer says something only if it was asked to.
+/// Actions of peers and worker in a world where a peer notifies only if it was asked to.
 #[derive(Clone, Copy, Debug)]
 enum Happening {
     /// A peer sends this many frames.
@@ -992,7 +992,7 @@ fn what_is_said_to_all_of_a_vlan_goes_to_those_who_are_in_it() {
 fn what_waits_for_a_guest_in_a_vlan_that_it_leaves_is_dropped() {
     let policy = |vlans: &Vlans| GuestConfig { vlans: vlans.clone(), ..GuestConfig::default() };
     let [trunk, left, access] = [Vlans::Trunk(vec![7, 8]), Vlans::Trunk(vec![8]), Vlans::Access(8)];
-    // What is kept of a frame without a tag and of VLANs 7 and 8, if any came.
+    // The bytes kept of a frame without a tag and of VLANs 7 and 8, if any came.
     for (before, after, kept) in [
         (&trunk, &left, &[8_u16][..]),
         (&Vlans::Any, &access, &[8]),

@@ -295,7 +295,7 @@ impl Crate {
         named.map_or(module, |whole| self.definer(&whole, steps - 1))
     }
 
-    /// What each module uses of others: the path as it is written, and its module.
+    /// Uses of other modules by each module: the path as it is written, and its module.
     fn arrows(&self) -> Vec<(String, String, String)> {
         let mut arrows = Vec::new();
         for (name, module) in &self.0 {

@@ -188,7 +188,7 @@ fn inflight(len: u64, offset: u64, queues: u16, size: u16) -> Vec<u8> {
     payload
 }
 
-/// Whatever the state, this has an answer.
+/// This request has an answer in every state.
 pub(super) const fn is_question(request: Req) -> bool {
     matches!(
         request,

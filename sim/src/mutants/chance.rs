@@ -56,7 +56,7 @@ impl Listed {
     }
 }
 
-/// What `cargo mutants --list --json` wrote.
+/// Reads the output of `cargo mutants --list --json`.
 ///
 /// # Errors
 /// If it is no such list, or an empty one.

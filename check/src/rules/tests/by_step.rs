@@ -48,7 +48,7 @@ fn with_host(test: impl FnOnce(Host<'_>)) {
 
 const NOW: Instant = Instant::from_secs(1);
 
-/// What R and G send until G has been offered R's first 1000 bytes.
+/// Segments of R and G until G has been offered R's first 1000 bytes.
 fn course() -> [(Side, Segment, usize); 4] {
     [
         (Side::R, syn(Side::R), 0),
@@ -63,7 +63,7 @@ fn streams() -> [Stream; 2] {
     [Stream::of(0, true), Stream::of(0, false)]
 }
 
-/// What R writes first.
+/// The first `len` bytes of R's stream.
 fn written(len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     streams()[Side::R as usize].fill(0, &mut bytes);
@@ -252,8 +252,8 @@ impl Setting for One {
     }
 }
 
-/// What the observer says first of a host at work that sends `last` to one of them behind
-/// [`course`], and is asked between two steps.
+/// The observer's first verdict on a host at work that sends `last` to one of them after
+/// [`course`], asked between two steps.
 fn observed(host: &Host<'_>, to: Side, last: &Segment, payload: &[u8]) -> Option<Rule> {
     let mut observer = Observer::new(One(host.key()));
     let mut said = Vec::new();

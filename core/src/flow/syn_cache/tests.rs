@@ -1,4 +1,4 @@
-//! What a flood of SYNs can and cannot do.
+//! The effects of a flood of SYNs.
 
 use super::*;
 use crate::flow::key::tests::key;

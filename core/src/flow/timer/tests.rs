@@ -30,7 +30,7 @@ impl Pair {
 
     fn schedule(&mut self, flow: u32, at: u64) {
         self.wheel.schedule(id(flow), ms(at));
-        // What is overdue when it is scheduled is due now.
+        // A timer that is overdue when it is scheduled is due now.
         let at = at.max(self.now);
         let deadline = self.model.entry(flow).or_insert(at);
         *deadline = at.min(*deadline);

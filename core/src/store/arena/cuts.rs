@@ -61,7 +61,7 @@ struct Successor {
     address: usize,
     isn: u32,
     pages_at: usize,
-    /// What R sends.
+    /// R's stream.
     stream: Vec<u8>,
     promised: [u32; CONNECTIONS],
     taken: [u32; CONNECTIONS],

@@ -26,8 +26,7 @@ impl Arena<'_> {
         ]
     }
 
-    /// What the beginning of an arena says: how many places it has, and how many of them may be
-    /// used.
+    /// The header of an arena: its number of places, and the number that may be used.
     ///
     /// # Errors
     /// See [`ArenaError`].

@@ -13,7 +13,7 @@ const BASE: u64 = (1 << 32) + 7 * PAGE_BYTES - 3;
 const PERIOD: u64 = 251;
 static PATTERN: LazyLock<Vec<u8>> = LazyLock::new(|| (0..251).cycle().take(25 * PAGE).collect());
 
-/// What the stream holds at each address: any copy of a byte is the same (INV-15).
+/// The stream's byte at each address: all copies of a byte are the same (INV-15).
 fn stream(from: u64, len: u64) -> &'static [u8] {
     &PATTERN[usize::try_from(from % PERIOD).unwrap()..][..usize::try_from(len).unwrap()]
 }

@@ -29,7 +29,7 @@ impl Edit {
         };
     }
 
-    /// What a parse must find after the edit, given what it found before.
+    /// The expected parse after the edit, from the one before.
     fn expect(self, ip: &mut Ip, tcp: &mut Tcp) {
         match self {
             Self::Seq(n) => tcp.seq = Seq(n),

@@ -479,7 +479,7 @@ fn the_size_of_a_parsed_frame_is_known() {
     assert_eq!(size_of::<Result<Packet, DropReason>>(), 184);
 }
 
-/// Whatever a summary says lies in the frame does.
+/// All ranges of a summary lie in the frame.
 fn check_bounds(frame: &[u8], packet: &Packet) {
     assert!(usize::from(packet.eth.len) <= frame.len());
     let Net::Ip(ip) = &packet.net else { return };

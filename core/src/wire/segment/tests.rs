@@ -18,7 +18,7 @@ fn split(hdr: &VirtioNetHdr, frame: &[u8]) -> Vec<Vec<u8>> {
     out
 }
 
-/// What `s` would be if its sender had sent it in pieces of `mss` bytes, each made from nothing.
+/// The segment `s` as its sender would have sent it in pieces of `mss` bytes, each built anew.
 fn sent_in_pieces(s: &Segment, mss: usize) -> Vec<Vec<u8>> {
     let pieces: Vec<&[u8]> = s.payload.chunks(mss).collect();
     let last = pieces.len() - 1;
@@ -49,7 +49,7 @@ proptest! {
         s in arb_segment(), mss in 8..1500u16,
     ) {
         prop_assume!(s.payload.len() > usize::from(mss));
-        // What is urgent is not merged.
+        // Urgent data is not merged.
         let s = Segment { flags: s.flags.without(TcpFlags::URG), ..s };
         let (frame, hdr) = s.partial_frame(mss);
         prop_assert_eq!(split(&hdr, &frame), sent_in_pieces(&s, mss.into()));
