@@ -12,27 +12,11 @@
 //! A program can change the target of a pointer while the launcher reads it. It gains nothing,
 //! because it could itself do everything that the launcher does.
 
-#[allow(dead_code)] // Only the library needs all of it.
-#[path = "../src/address.rs"]
-mod address;
 mod calls;
 mod connects;
-#[path = "../src/home.rs"]
-mod home;
 mod host;
 mod listeners;
-#[allow(dead_code)]
-#[path = "../src/pause.rs"]
-mod pause;
 mod relay;
-#[allow(dead_code)]
-#[path = "../src/sys.rs"]
-mod sys;
-#[path = "../src/tcp_only.rs"]
-mod tcp_only;
-#[allow(dead_code)]
-#[path = "../src/transport.rs"]
-mod transport;
 mod watch;
 
 use std::env;
@@ -41,6 +25,7 @@ use std::sync::Arc;
 use std::thread;
 
 use calls::World;
+use nightporter_toe_common::{address, home, pause, sys, tcp_only, transport};
 
 fn main() -> ExitCode {
     let words: Vec<_> = env::args_os().skip(1).collect();

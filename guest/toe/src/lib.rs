@@ -17,31 +17,26 @@
 //! is read by io_uring or by stdio (`fdopen`), they read a reset as an end of file.
 //!
 //! **Unsafe** code exports C's functions and calls them. It is in two places: `calls`, the exported
-//! functions, which only take their pointers apart, and `sys`, the calls behind them. Functions on
-//! the data path own nothing when they call libc, because a thread that is cancelled there unwinds
-//! through them.
+//! functions, which only take their pointers apart, and `sys` (in the crate that the launcher
+//! shares), the calls behind them. Functions on the data path own nothing when they call libc,
+//! because a thread that is cancelled there unwinds through them.
 
-mod address;
 mod calls;
 mod connect;
 mod control;
 mod ends;
-mod home;
 mod lease;
 mod listen;
 mod names;
 mod options;
-mod pause;
-mod sys;
 mod table;
-mod tcp_only;
-mod transport;
 
 use std::env;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nightporter_core::toe::control::Program;
+use nightporter_toe_common::{address, home, pause, sys, tcp_only, transport};
 
 /// Set to `off`, the provider does nothing.
 const SWITCH: &str = "NIGHTPORTER_TOE";

@@ -2,7 +2,6 @@
 //! the host.
 
 #[cfg(debug_assertions)]
-#[path = "transport/fake.rs"] // The launcher has this file, too.
 mod fake;
 
 use libc::{AF_VSOCK, VMADDR_CID_ANY, VMADDR_CID_HOST, VMADDR_PORT_ANY, c_int};
@@ -42,7 +41,7 @@ fn parse(name: &Name) -> Option<(u32, u32)> {
 }
 
 /// A socket that can be connected to the host, or listen.
-pub(crate) fn socket() -> Res<Fd> {
+pub fn socket() -> Res<Fd> {
     #[cfg(debug_assertions)]
     if fake::is_in_use() {
         return fake::socket();
@@ -51,7 +50,7 @@ pub(crate) fn socket() -> Res<Fd> {
 }
 
 /// Takes a port of its own for a socket, and returns it.
-pub(crate) fn take_port(fd: Fd) -> Res<u32> {
+pub fn take_port(fd: Fd) -> Res<u32> {
     #[cfg(debug_assertions)]
     if fake::is_in_use() {
         return fake::take_port(fd);
@@ -61,7 +60,7 @@ pub(crate) fn take_port(fd: Fd) -> Res<u32> {
 }
 
 /// The port of its own that a socket has.
-pub(crate) fn own_port(fd: Fd) -> Res<u32> {
+pub fn own_port(fd: Fd) -> Res<u32> {
     let name = sys::name_of(fd)?;
     #[cfg(debug_assertions)]
     if fake::is_in_use() {
@@ -74,7 +73,7 @@ pub(crate) fn own_port(fd: Fd) -> Res<u32> {
 /// a millisecond if it and the guest run; the rest is for a guest that waits for its CPU, whose
 /// clock goes on, or is emulated.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Patience {
+pub enum Patience {
     /// A connection by TCP is as good, and the next one may go by TOE.
     Brief,
     /// A listener for TCP alone stays so, and programs seldom listen. So it tries even if others
@@ -93,7 +92,7 @@ impl Patience {
 
 /// Connects a blocking socket to a port at which the host, if it is there, answers at once. If it
 /// does not, the kernel takes its packet back, which a device without a daemon would keep.
-pub(crate) fn call_within(fd: Fd, port: u32, patience: Patience) -> Res {
+pub fn call_within(fd: Fd, port: u32, patience: Patience) -> Res {
     let limit_ms = patience.limit_ms();
     #[cfg(debug_assertions)]
     if fake::is_in_use() {
@@ -108,7 +107,7 @@ pub(crate) fn call_within(fd: Fd, port: u32, patience: Patience) -> Res {
 }
 
 /// Connects a socket to a port of the host. A blocking one waits as long as [`prepare`] says.
-pub(crate) fn call(fd: Fd, port: u32) -> Res {
+pub fn call(fd: Fd, port: u32) -> Res {
     #[cfg(debug_assertions)]
     if fake::is_in_use() {
         return fake::call(fd, port);
@@ -119,7 +118,7 @@ pub(crate) fn call(fd: Fd, port: u32) -> Res {
 /// Lets the kernel wait for the host as long as the host waits for the other side, and take as much
 /// as a host has under way. Call it before connect() or listen(), because a host resets a
 /// connection whose buffer shrinks.
-pub(crate) fn prepare(fd: Fd) {
+pub fn prepare(fd: Fd) {
     let wait = [PATIENCE_S, 0].map(i64::to_ne_bytes).concat();
     let room = TOE_WINDOW_MAX.to_ne_bytes();
     let options =
@@ -131,7 +130,7 @@ pub(crate) fn prepare(fd: Fd) {
 }
 
 /// Whether it is a socket of this family.
-pub(crate) fn is_one(fd: Fd) -> bool {
+pub fn is_one(fd: Fd) -> bool {
     #[cfg(debug_assertions)]
     if fake::is_in_use() {
         return fake::ports(fd).is_some();
@@ -140,7 +139,7 @@ pub(crate) fn is_one(fd: Fd) -> bool {
 }
 
 /// The ports of a socket that is connected to the host.
-pub(crate) fn ports(fd: Fd) -> Option<Ports> {
+pub fn ports(fd: Fd) -> Option<Ports> {
     #[cfg(debug_assertions)]
     if fake::is_in_use() {
         return fake::ports(fd);
@@ -151,7 +150,7 @@ pub(crate) fn ports(fd: Fd) -> Option<Ports> {
 }
 
 /// Waits until the connect() of a socket comes to its end, so many ms or (-1) for ever.
-pub(crate) fn wait(fd: Fd, timeout_ms: c_int) -> Res<bool> {
+pub fn wait(fd: Fd, timeout_ms: c_int) -> Res<bool> {
     #[cfg(debug_assertions)]
     if fake::is_in_use() {
         // A UNIX socket polls as connected at once, so this has to wait.
@@ -162,7 +161,7 @@ pub(crate) fn wait(fd: Fd, timeout_ms: c_int) -> Res<bool> {
 }
 
 /// How it came to its end. Asked once.
-pub(crate) fn outcome(fd: Fd) -> Res {
+pub fn outcome(fd: Fd) -> Res {
     #[cfg(debug_assertions)]
     if fake::is_in_use() {
         return fake::outcome(fd);

@@ -27,7 +27,7 @@ static AWAY: AtomicU64 = AtomicU64::new(0);
 static AWAY_UNTIL_MS: AtomicI64 = AtomicI64::new(0);
 
 /// Whether a socket is home, in a process whose network is the socket's; `ask` asks the host.
-pub(crate) fn is_home(fd: Fd, ask: impl Fn(Ask) -> Option<Reply>) -> bool {
+pub fn is_home(fd: Fd, ask: impl Fn(Ask) -> Option<Reply>) -> bool {
     let network = network(fd);
     if network != 0 && network == HOME.load(Ordering::Relaxed) {
         return true;
@@ -82,14 +82,14 @@ fn source(wanted: u64, family: c_int, to: IpAddr) -> Option<IpAddr> {
 }
 
 /// The address from which TCP would connect a socket that is bound to none.
-pub(crate) fn source_of(fd: Fd, to: SocketAddr) -> Option<IpAddr> {
+pub fn source_of(fd: Fd, to: SocketAddr) -> Option<IpAddr> {
     source(network(fd), if to.is_ipv4() { AF_INET } else { AF_INET6 }, to.ip())
 }
 
 /// Asks the host whether a socket may connect `from` there, or, if that is unspecified, from the
 /// `source` that the guest's routes say. If the host does not know that one as the VM's, it has its
 /// choice.
-pub(crate) fn ask_to_connect(
+pub fn ask_to_connect(
     from: SocketAddr,
     source: Option<IpAddr>,
     ask: impl Fn(SocketAddr) -> Option<Reply>,

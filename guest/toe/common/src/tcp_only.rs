@@ -6,7 +6,7 @@ use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET, c_int};
 /// Urgent data (SO_OOBINLINE), signed or encrypted segments, headers with options, segments of
 /// neighbours alone (IP_MINTTL), sockets that are moved, bound to a device or to addresses of
 /// others, sent without copies.
-pub(crate) const TCP_ONLY: [(c_int, c_int); 29] = [
+pub const TCP_ONLY: [(c_int, c_int); 29] = [
     (SOL_SOCKET, libc::SO_OOBINLINE),
     (SOL_SOCKET, libc::SO_BINDTODEVICE),
     (SOL_SOCKET, libc::SO_BINDTOIFINDEX),

@@ -15,9 +15,9 @@ use libc::{c_int, c_long, c_short, c_uint, c_void, epoll_event, iovec, mmsghdr, 
 use libc::{pollfd, size_t, sockaddr, socklen_t, ssize_t};
 
 /// A descriptor's number.
-pub(crate) type Fd = c_int;
+pub type Fd = c_int;
 /// With an errno.
-pub(crate) type Res<T = ()> = Result<T, c_int>;
+pub type Res<T = ()> = Result<T, c_int>;
 
 macro_rules! real {
     ($($name:ident($($arg:ident: $ty:ty),*) -> $ret:ty, $number:ident($($raw:expr),*);)*) => {
@@ -34,7 +34,7 @@ macro_rules! real {
             ///
             /// As libc's.
             #[allow(clippy::cast_possible_truncation, clippy::too_many_arguments)]
-            pub(crate) unsafe fn $name($($arg: $ty),*) -> $ret {
+            pub unsafe fn $name($($arg: $ty),*) -> $ret {
                 let at = at::$name.load(Ordering::Relaxed);
                 if at.is_null() {
                     // SAFETY: the system call behind the function, with the caller's arguments.
@@ -51,7 +51,7 @@ macro_rules! real {
         )*
 
         /// Finds libc's functions.
-        pub(crate) fn find() {
+        pub fn find() {
             $(
                 let name = concat!(stringify!($name), "\0");
                 let name = CStr::from_bytes_with_nul(name.as_bytes()).expect("it ends so");
@@ -121,12 +121,12 @@ real! {
 }
 
 /// The errno of the last call.
-pub(crate) fn errno() -> c_int {
+pub fn errno() -> c_int {
     io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
 }
 
 /// Sets the errno of this thread's last call.
-pub(crate) fn set_errno(errno: c_int) {
+pub fn set_errno(errno: c_int) {
     // SAFETY: the address of this thread's own.
     unsafe { *libc::__errno_location() = errno };
 }
@@ -137,14 +137,14 @@ fn check(result: c_int) -> Res<c_int> {
 
 /// A socket's address as the kernel writes it.
 #[derive(Clone, Copy)]
-pub(crate) struct Name {
+pub struct Name {
     bytes: [u8; 128],
     len: usize,
 }
 
 impl Name {
     /// An address of these bytes, at most 128.
-    pub(crate) fn of(from: &[u8]) -> Self {
+    pub fn of(from: &[u8]) -> Self {
         let mut bytes = [0; 128];
         let len = from.len().min(128);
         bytes[..len].copy_from_slice(&from[..len]);
@@ -152,12 +152,12 @@ impl Name {
     }
 
     /// Its bytes.
-    pub(crate) fn bytes(&self) -> &[u8] {
+    pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
 
     /// Whether it is of no family: a connect() to it ends the connection.
-    pub(crate) fn is_none(&self) -> bool {
+    pub fn is_none(&self) -> bool {
         self.bytes().starts_with(&[0, 0])
     }
 
@@ -172,7 +172,7 @@ impl Name {
     /// # Safety
     ///
     /// `to` is null, or has as many bytes as `len` says.
-    pub(crate) unsafe fn give(&self, to: *mut sockaddr, len: *mut socklen_t) -> Res {
+    pub unsafe fn give(&self, to: *mut sockaddr, len: *mut socklen_t) -> Res {
         if to.is_null() || len.is_null() {
             return Ok(());
         }
@@ -195,7 +195,7 @@ impl Name {
     /// # Safety
     ///
     /// `from` is null or has `len` bytes.
-    pub(crate) unsafe fn taken(from: *const sockaddr, len: socklen_t) -> Option<Self> {
+    pub unsafe fn taken(from: *const sockaddr, len: socklen_t) -> Option<Self> {
         if from.is_null() || !(2..=128).contains(&len) {
             return None;
         }
@@ -209,39 +209,39 @@ fn length(bytes: &[u8]) -> socklen_t {
 }
 
 /// socket().
-pub(crate) fn new_socket(domain: c_int, kind: c_int, protocol: c_int) -> Res<Fd> {
+pub fn new_socket(domain: c_int, kind: c_int, protocol: c_int) -> Res<Fd> {
     // SAFETY: no pointers.
     check(unsafe { socket(domain, kind, protocol) })
 }
 
 /// close(). Its errors are ignored.
-pub(crate) fn close_fd(fd: Fd) {
+pub fn close_fd(fd: Fd) {
     // SAFETY: no pointers; the caller owns the descriptor.
     unsafe { close(fd) };
 }
 
 /// bind(), which is not interposed.
-pub(crate) fn bind_to(fd: Fd, name: &Name) -> Res {
+pub fn bind_to(fd: Fd, name: &Name) -> Res {
     let (at, len) = (name.bytes.as_ptr().cast(), length(name.bytes()));
     // SAFETY: `len` bytes are there.
     check(unsafe { libc::bind(fd, at, len) }).map(drop)
 }
 
 /// connect().
-pub(crate) fn connect_to(fd: Fd, name: &Name) -> Res {
+pub fn connect_to(fd: Fd, name: &Name) -> Res {
     let (at, len) = (name.bytes.as_ptr().cast(), length(name.bytes()));
     // SAFETY: `len` bytes are there.
     check(unsafe { connect(fd, at, len) }).map(drop)
 }
 
 /// listen().
-pub(crate) fn listen_at(fd: Fd, backlog: c_int) -> Res {
+pub fn listen_at(fd: Fd, backlog: c_int) -> Res {
     // SAFETY: no pointers.
     check(unsafe { listen(fd, backlog) }).map(drop)
 }
 
 /// accept4().
-pub(crate) fn accept_from(fd: Fd, flags: c_int) -> Res<(Fd, Name)> {
+pub fn accept_from(fd: Fd, flags: c_int) -> Res<(Fd, Name)> {
     let mut name = Name::of(&[0; 128]);
     let mut len: socklen_t = 128;
     let at = name.bytes.as_mut_ptr().cast();
@@ -252,7 +252,7 @@ pub(crate) fn accept_from(fd: Fd, flags: c_int) -> Res<(Fd, Name)> {
 }
 
 /// getsockname().
-pub(crate) fn name_of(fd: Fd) -> Res<Name> {
+pub fn name_of(fd: Fd) -> Res<Name> {
     let mut name = Name::of(&[0; 128]);
     let mut len: socklen_t = 128;
     let at = name.bytes.as_mut_ptr().cast();
@@ -262,7 +262,7 @@ pub(crate) fn name_of(fd: Fd) -> Res<Name> {
 }
 
 /// getpeername().
-pub(crate) fn peer_of(fd: Fd) -> Res<Name> {
+pub fn peer_of(fd: Fd) -> Res<Name> {
     let mut name = Name::of(&[0; 128]);
     let mut len: socklen_t = 128;
     let at = name.bytes.as_mut_ptr().cast();
@@ -272,7 +272,7 @@ pub(crate) fn peer_of(fd: Fd) -> Res<Name> {
 }
 
 /// getsockopt(): how many bytes it has written.
-pub(crate) fn option(fd: Fd, level: c_int, name: c_int, to: &mut [u8]) -> Res<usize> {
+pub fn option(fd: Fd, level: c_int, name: c_int, to: &mut [u8]) -> Res<usize> {
     let mut len = length(to);
     // SAFETY: `len` bytes are there.
     check(unsafe { getsockopt(fd, level, name, to.as_mut_ptr().cast(), &raw mut len) })?;
@@ -280,21 +280,21 @@ pub(crate) fn option(fd: Fd, level: c_int, name: c_int, to: &mut [u8]) -> Res<us
 }
 
 /// getsockopt() of a number.
-pub(crate) fn number(fd: Fd, level: c_int, name: c_int) -> Res<c_int> {
+pub fn number(fd: Fd, level: c_int, name: c_int) -> Res<c_int> {
     let mut bytes = [0; 4];
     option(fd, level, name, &mut bytes)?;
     Ok(c_int::from_ne_bytes(bytes))
 }
 
 /// setsockopt().
-pub(crate) fn set_option(fd: Fd, level: c_int, name: c_int, value: &[u8]) -> Res {
+pub fn set_option(fd: Fd, level: c_int, name: c_int, value: &[u8]) -> Res {
     let (at, len) = (value.as_ptr().cast(), length(value));
     // SAFETY: `len` bytes are there.
     check(unsafe { setsockopt(fd, level, name, at, len) }).map(drop)
 }
 
 /// SO_SNDTIMEO or SO_RCVTIMEO as poll() has it.
-pub(crate) fn timeout_ms(fd: Fd, name: c_int) -> c_int {
+pub fn timeout_ms(fd: Fd, name: c_int) -> c_int {
     let mut time = [0; 16];
     let read = option(fd, libc::SOL_SOCKET, name, &mut time);
     let part = |at: usize| i64::from_ne_bytes(time[at..at + 8].try_into().expect("eight"));
@@ -306,25 +306,25 @@ pub(crate) fn timeout_ms(fd: Fd, name: c_int) -> c_int {
 }
 
 /// shutdown().
-pub(crate) fn shut(fd: Fd, how: c_int) -> Res {
+pub fn shut(fd: Fd, how: c_int) -> Res {
     // SAFETY: no pointers.
     check(unsafe { shutdown(fd, how) }).map(drop)
 }
 
 /// fcntl() with a number.
-pub(crate) fn control(fd: Fd, what: c_int, with: c_int) -> Res<c_int> {
+pub fn control(fd: Fd, what: c_int, with: c_int) -> Res<c_int> {
     let with = usize::try_from(with).map_err(|_| libc::EINVAL)?;
     // SAFETY: callers ask for nothing that is a pointer.
     check(unsafe { fcntl(fd, what, with) })
 }
 
 /// Whether the descriptor is not blocking.
-pub(crate) fn is_nonblocking(fd: Fd) -> bool {
+pub fn is_nonblocking(fd: Fd) -> bool {
     control(fd, libc::F_GETFL, 0).is_ok_and(|flags| flags & libc::O_NONBLOCK != 0)
 }
 
 /// Makes it blocking or not.
-pub(crate) fn set_nonblocking(fd: Fd, nonblocking: bool) {
+pub fn set_nonblocking(fd: Fd, nonblocking: bool) {
     if let Ok(flags) = control(fd, libc::F_GETFL, 0) {
         let bit = if nonblocking { libc::O_NONBLOCK } else { 0 };
         let _ = control(fd, libc::F_SETFL, flags & !libc::O_NONBLOCK | bit);
@@ -332,19 +332,19 @@ pub(crate) fn set_nonblocking(fd: Fd, nonblocking: bool) {
 }
 
 /// Whether it is closed by exec().
-pub(crate) fn closes_on_exec(fd: Fd) -> bool {
+pub fn closes_on_exec(fd: Fd) -> bool {
     control(fd, libc::F_GETFD, 0).is_ok_and(|flags| flags & libc::FD_CLOEXEC != 0)
 }
 
 /// dup3() over a number that there is.
-pub(crate) fn replace(from: Fd, over: Fd) -> Res {
+pub fn replace(from: Fd, over: Fd) -> Res {
     let flags = if closes_on_exec(over) { libc::O_CLOEXEC } else { 0 };
     // SAFETY: no pointers; the number is one of a socket that the caller replaces.
     check(unsafe { dup3(from, over, flags) }).map(drop)
 }
 
 /// poll() of one descriptor: whether it is ready within so many ms, -1 for ever.
-pub(crate) fn wait(fds: &[(Fd, c_short)], timeout_ms: c_int) -> Res<bool> {
+pub fn wait(fds: &[(Fd, c_short)], timeout_ms: c_int) -> Res<bool> {
     let mut list = [pollfd { fd: -1, events: 0, revents: 0 }; 4];
     for (entry, (fd, events)) in list.iter_mut().zip(fds) {
         *entry = pollfd { fd: *fd, events: *events, revents: 0 };
@@ -354,19 +354,19 @@ pub(crate) fn wait(fds: &[(Fd, c_short)], timeout_ms: c_int) -> Res<bool> {
 }
 
 /// epoll_create1().
-pub(crate) fn new_epoll() -> Res<Fd> {
+pub fn new_epoll() -> Res<Fd> {
     // SAFETY: no pointers.
     check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })
 }
 
 /// epoll_ctl().
-pub(crate) fn set_epoll(epoll: Fd, what: c_int, fd: Fd, mut event: epoll_event) -> Res {
+pub fn set_epoll(epoll: Fd, what: c_int, fd: Fd, mut event: epoll_event) -> Res {
     // SAFETY: an event is there.
     check(unsafe { epoll_ctl(epoll, what, fd, &raw mut event) }).map(drop)
 }
 
 /// recv(): how many bytes there were.
-pub(crate) fn receive(fd: Fd, to: &mut [u8], flags: c_int) -> Res<usize> {
+pub fn receive(fd: Fd, to: &mut [u8], flags: c_int) -> Res<usize> {
     let (at, len) = (to.as_mut_ptr().cast(), to.len());
     // SAFETY: `len` bytes are there.
     let got = unsafe { recvfrom(fd, at, len, flags, ptr::null_mut(), ptr::null_mut()) };
@@ -374,7 +374,7 @@ pub(crate) fn receive(fd: Fd, to: &mut [u8], flags: c_int) -> Res<usize> {
 }
 
 /// send(), without SIGPIPE.
-pub(crate) fn send(fd: Fd, from: &[u8]) -> Res<usize> {
+pub fn send(fd: Fd, from: &[u8]) -> Res<usize> {
     let (at, len) = (from.as_ptr().cast(), from.len());
     // SAFETY: `len` bytes are there.
     let sent = unsafe { sendto(fd, at, len, libc::MSG_NOSIGNAL, ptr::null(), 0) };
@@ -382,14 +382,14 @@ pub(crate) fn send(fd: Fd, from: &[u8]) -> Res<usize> {
 }
 
 /// read(), where recv() is not allowed.
-pub(crate) fn read_some(fd: Fd, to: &mut [u8]) -> Res<usize> {
+pub fn read_some(fd: Fd, to: &mut [u8]) -> Res<usize> {
     // SAFETY: so many bytes are there.
     let got = unsafe { read(fd, to.as_mut_ptr().cast(), to.len()) };
     usize::try_from(got).map_err(|_| errno())
 }
 
 /// write(), where send() is not allowed.
-pub(crate) fn write_some(fd: Fd, from: &[u8]) -> Res<usize> {
+pub fn write_some(fd: Fd, from: &[u8]) -> Res<usize> {
     // SAFETY: so many bytes are there.
     let sent = unsafe { write(fd, from.as_ptr().cast(), from.len()) };
     usize::try_from(sent).map_err(|_| errno())
@@ -410,7 +410,7 @@ fn with_message<T>(room: &mut Rights, with: impl FnOnce(*mut msghdr) -> T) -> T 
 }
 
 /// Sends a descriptor over a UNIX socket.
-pub(crate) fn send_descriptor(over: Fd, fd: Fd) -> Res {
+pub fn send_descriptor(over: Fd, fd: Fd) -> Res {
     let mut room = Rights::default();
     with_message(&mut room, |message| {
         // SAFETY: there is room for the header and one descriptor.
@@ -427,7 +427,7 @@ pub(crate) fn send_descriptor(over: Fd, fd: Fd) -> Res {
 }
 
 /// Receives one.
-pub(crate) fn receive_descriptor(from: Fd, flags: c_int) -> Res<Fd> {
+pub fn receive_descriptor(from: Fd, flags: c_int) -> Res<Fd> {
     let mut room = Rights::default();
     with_message(&mut room, |message| {
         // SAFETY: a message is there, and what it carries is looked at within its bounds.
@@ -445,7 +445,7 @@ pub(crate) fn receive_descriptor(from: Fd, flags: c_int) -> Res<Fd> {
 }
 
 /// The device and the number of the file behind a descriptor.
-pub(crate) fn identity(fd: Fd) -> Res<(u64, u64)> {
+pub fn identity(fd: Fd) -> Res<(u64, u64)> {
     // SAFETY: zeroes are a stat.
     let mut stat: libc::stat = unsafe { mem::zeroed() };
     // SAFETY: a stat is there.
@@ -454,7 +454,7 @@ pub(crate) fn identity(fd: Fd) -> Res<(u64, u64)> {
 }
 
 /// How many descriptors this process may have.
-pub(crate) fn descriptors_max() -> u64 {
+pub fn descriptors_max() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: a limit is there.
     unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
@@ -462,13 +462,13 @@ pub(crate) fn descriptors_max() -> u64 {
 }
 
 /// getpid(), also in a child that shares this memory.
-pub(crate) fn pid() -> c_int {
+pub fn pid() -> c_int {
     // SAFETY: no pointers.
     unsafe { libc::getpid() }
 }
 
 /// The name of this thread, with its terminator; that of a program's first thread is the program's.
-pub(crate) fn thread_name() -> [u8; 16] {
+pub fn thread_name() -> [u8; 16] {
     let mut name = [0; 16];
     // SAFETY: it writes 16 bytes (`TASK_COMM_LEN`), which are there.
     unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
@@ -476,7 +476,7 @@ pub(crate) fn thread_name() -> [u8; 16] {
 }
 
 /// Milliseconds of the monotonic clock.
-pub(crate) fn now_ms() -> i64 {
+pub fn now_ms() -> i64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: a timespec is there.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
@@ -484,14 +484,14 @@ pub(crate) fn now_ms() -> i64 {
 }
 
 /// SIGPIPE to this thread, as the kernel does it.
-pub(crate) fn raise_sigpipe() {
+pub fn raise_sigpipe() {
     // SAFETY: no pointers.
     unsafe { libc::raise(libc::SIGPIPE) };
 }
 
 /// Whether every signal that this process handles lets interrupted calls go on (SA_RESTART). Not
 /// asked of those that a thread causes itself: none comes while it waits, and runtimes handle them.
-pub(crate) fn signals_restart_calls() -> bool {
+pub fn signals_restart_calls() -> bool {
     let own = [libc::SIGILL, libc::SIGTRAP, libc::SIGBUS, libc::SIGFPE, libc::SIGSEGV];
     (1..=libc::SIGRTMAX()).filter(|signal| !own.contains(signal)).all(|signal| {
         // SAFETY: zeroes are a sigaction.
@@ -510,14 +510,14 @@ unsafe extern "C" {
 
 /// While it lives no signal handler runs in this thread and it is not cancelled. So no handler is
 /// called by the holder of the provider's lock, and the lock is given back.
-pub(crate) struct Undisturbed {
+pub struct Undisturbed {
     mask: libc::sigset_t,
     cancel: c_int,
 }
 
 impl Undisturbed {
     /// From now on.
-    pub(crate) fn begin() -> Self {
+    pub fn begin() -> Self {
         // SAFETY: zeroes are a set of signals.
         let (mut all, mut mask): (libc::sigset_t, libc::sigset_t) = unsafe { mem::zeroed() };
         let mut cancel = 0;
@@ -542,13 +542,13 @@ impl Drop for Undisturbed {
 }
 
 /// The functions that are called around every fork().
-pub(crate) fn at_fork(before: extern "C" fn(), parent: extern "C" fn(), child: extern "C" fn()) {
+pub fn at_fork(before: extern "C" fn(), parent: extern "C" fn(), child: extern "C" fn()) {
     // SAFETY: the functions stay where they are: this library is never unloaded.
     unsafe { libc::pthread_atfork(Some(before), Some(parent), Some(child)) };
 }
 
 /// A line on the standard error of the process.
-pub(crate) fn print(line: &str) {
+pub fn print(line: &str) {
     // SAFETY: the bytes are there.
     unsafe { write(2, line.as_ptr().cast(), line.len()) };
 }

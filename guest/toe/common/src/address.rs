@@ -11,7 +11,7 @@ fn family_bytes(family: c_int) -> [u8; 2] {
 }
 
 /// The address in `name`, an IPv4 address also if it is mapped into IPv6. `None`: it is none.
-pub(crate) fn parse(name: &Name) -> Option<SocketAddr> {
+pub fn parse(name: &Name) -> Option<SocketAddr> {
     let bytes = name.bytes();
     let port = u16::from_be_bytes(bytes.get(2..4)?.try_into().ok()?);
     let ip = if bytes[..2] == family_bytes(AF_INET) {
@@ -25,7 +25,7 @@ pub(crate) fn parse(name: &Name) -> Option<SocketAddr> {
 }
 
 /// An address for a socket of this family.
-pub(crate) fn name(family: c_int, address: SocketAddr) -> Name {
+pub fn name(family: c_int, address: SocketAddr) -> Name {
     let port = address.port().to_be_bytes();
     let bytes = match (family, address.ip()) {
         (AF_INET, IpAddr::V4(ip)) => {
@@ -43,7 +43,7 @@ pub(crate) fn name(family: c_int, address: SocketAddr) -> Name {
 }
 
 /// No address in particular, of a family.
-pub(crate) fn unspecified(family: c_int) -> IpAddr {
+pub fn unspecified(family: c_int) -> IpAddr {
     match family {
         AF_INET => Ipv4Addr::UNSPECIFIED.into(),
         _ => Ipv6Addr::UNSPECIFIED.into(),
@@ -51,13 +51,13 @@ pub(crate) fn unspecified(family: c_int) -> IpAddr {
 }
 
 /// The same, of a socket of this family.
-pub(crate) fn any(family: c_int, port: u16) -> Name {
+pub fn any(family: c_int, port: u16) -> Name {
     name(family, SocketAddr::new(unspecified(family), port))
 }
 
 /// The own address of a socket that connects to `to`: of the same family, or any if it is bound to
 /// none.
-pub(crate) fn from(own: Option<SocketAddr>, to: SocketAddr, port: u16) -> SocketAddr {
+pub fn from(own: Option<SocketAddr>, to: SocketAddr, port: u16) -> SocketAddr {
     let any: IpAddr = match to.ip() {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -68,7 +68,7 @@ pub(crate) fn from(own: Option<SocketAddr>, to: SocketAddr, port: u16) -> Socket
 
 /// Whether the host can be asked for a way there: an address that is more than this guest's, and
 /// means the same at the host.
-pub(crate) fn is_elsewhere(to: SocketAddr) -> bool {
+pub fn is_elsewhere(to: SocketAddr) -> bool {
     let ip = to.ip();
     let local = match ip {
         IpAddr::V4(ip) => ip.is_broadcast(),

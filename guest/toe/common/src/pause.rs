@@ -7,36 +7,36 @@ const FIRST_MS: i64 = 1_000;
 const LONGEST_MS: i64 = 30_000;
 
 /// The pause after so many failures in a row before the latest.
-pub(crate) fn after(failures: u32) -> i64 {
+pub fn after(failures: u32) -> i64 {
     (FIRST_MS << failures.min(5)).min(LONGEST_MS)
 }
 
 /// The failures since the host has last answered.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Pause {
+pub struct Pause {
     failures: u32,
     until_ms: i64,
 }
 
 impl Pause {
     /// Whether the host may be tried.
-    pub(crate) fn is_over(&self, now_ms: i64) -> bool {
+    pub fn is_over(&self, now_ms: i64) -> bool {
         now_ms >= self.until_ms
     }
 
     /// The host has answered.
-    pub(crate) fn succeeded(&mut self) {
+    pub fn succeeded(&mut self) {
         *self = Self::default();
     }
 
     /// It has not.
-    pub(crate) fn failed(&mut self, now_ms: i64) {
+    pub fn failed(&mut self, now_ms: i64) {
         self.until_ms = now_ms + after(self.failures);
         self.failures = self.failures.saturating_add(1);
     }
 
     /// It cannot before something is installed.
-    pub(crate) fn is_absent(&mut self, now_ms: i64) {
+    pub fn is_absent(&mut self, now_ms: i64) {
         self.until_ms = now_ms + LONGEST_MS;
     }
 }
