@@ -35,7 +35,7 @@ const ALLOWED: &[&str] = &[
     "wire::virtio_net::VirtioNetHdr",
 ];
 
-/// Of the simulator, what drives the engine or prints its own words, and may read frames with it.
+/// Files of the simulator that drive the engine or print its words, and may read frames with it.
 const DRIVERS: &[&str] = &["sim/src/figures", "sim/src/report.rs"];
 
 /// Items of core's parsing and building of frames that the other files may name.

@@ -25,7 +25,7 @@ use crate::print;
 use read::{Capture, End};
 use report::{Captured, Report, name_of};
 
-/// The captures, and what is made of them.
+/// The captures and the output.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// A capture (pcap or pcapng), or two of the same VM: the network's side of the host first,

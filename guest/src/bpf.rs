@@ -112,8 +112,8 @@ fn bpf_fd<T>(command: u32, attr: &T) -> io::Result<OwnedFd> {
 fn bpf<T>(command: u32, attr: &T) -> io::Result<RawFd> {
     let size = u32::try_from(mem::size_of::<T>()).expect("a small struct");
     // SAFETY: `attr` is a prefix of the kernel's union bpf_attr for `command`, laid out by repr(C)
-    // and `size` bytes long. The callers above see to it that what it points to outlives the call
-    // and that `value` is writable and as long as a map's value.
+    // and `size` bytes long. The callers above see to it that the memory it points to outlives the
+    // call and that `value` is writable and as long as a map's value.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(attr), size) };
     if result < 0 {
         return Err(io::Error::last_os_error());

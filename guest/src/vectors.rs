@@ -2,7 +2,7 @@
 //! while another thread runs, and while a timer interrupts them.
 //!
 //! User-mode Linux sets all registers of a program whenever it lets the program go on, and on some
-//! hosts it cannot set all of them. A program then reads zeros, or what another thread had.
+//! hosts it cannot set all of them. A program then reads zeros, or the registers of another thread.
 
 use std::arch::asm;
 use std::arch::x86_64::__cpuid;

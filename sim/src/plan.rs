@@ -267,7 +267,7 @@ pub enum Floods {
 /// An independent stack, our own with more features, or a hostile one.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub enum StackKind {
-    /// smoltcp; it has window scaling, timestamps and SACK blocks for what it receives, no ECN.
+    /// smoltcp; it has window scaling, timestamps and SACK blocks for received bytes, no ECN.
     Smoltcp,
     /// Our scripted endpoint: SACK, ECN, options, Linux's acceptance rules (K-01 to K-06).
     Strict,

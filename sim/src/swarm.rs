@@ -186,7 +186,7 @@ impl Swarm {
                     server,
                     v6: self.random.percent(self.v6_percent),
                     opens_at: if n < late {
-                        // All must be as it was when what went wrong is over.
+                        // All must be as before when the faults are over.
                         Instant::from_millis(span_ms + 100)
                     } else {
                         Instant::from_micros(self.random.below(span_ms * 400))
@@ -299,7 +299,7 @@ impl Swarm {
         if self.random.percent(80) { self.mtu } else { self.random.pick(&[1500, 1500, 9000, 1280]) }
     }
 
-    /// All, none, or what some driver thinks of.
+    /// All, none, or the choice of some driver.
     fn offloads(&mut self) -> Offloads {
         match self.random.below(10) {
             0..5 => Offloads::ALL,

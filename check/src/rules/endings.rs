@@ -14,7 +14,7 @@ use crate::history::{History, Side};
 
 /// A turn of the worker.
 const WITHIN: Duration = Duration::from_millis(10);
-/// T_rst, and what the host's clock of a guest lags behind ours: of the time until it next looks
+/// T_rst, and the lag of the host's clock of a guest behind ours: of the time until it next looks
 /// whether the guest took a frame, up to a tenth of a second or as long as the guest has shown no
 /// life, it counts no more than `RUNNING_CREDIT_MAX`.
 const WAITS_MAX: Duration = Duration::from_nanos(T_RST.as_nanos() + 5_000_000_000);

@@ -49,7 +49,7 @@ const PARKED_AFTER: Duration = Duration::from_secs(1);
 /// The acknowledgements that R is owed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Waiting {
-    /// Since when, and what it had been told then.
+    /// Since when, and the ACK that it had got then.
     since: Option<(Instant, u64)>,
     /// When each segment came behind a hole that has not been answered.
     behind_hole: VecDeque<Instant>,

@@ -158,7 +158,7 @@ pub(crate) struct Sending {
     /// A mark waits for its CWR; marks count again when this is acknowledged.
     cwr_due: bool,
     marks_from: u64,
-    /// Where the newest CWR is: for what left before it the window was reduced.
+    /// Where the newest CWR is: the window was reduced for the bytes that left before it.
     reduced_for: Option<u64>,
     /// ECN-capable segments have left.
     capable: bool,
@@ -261,7 +261,7 @@ impl Sending {
         for &(left, right) in blocks {
             self.change(left, right, &mut take);
         }
-        // A path is no longer than what R had by now, even if a copy made it say so.
+        // A path is no longer than the bytes that R had by now, even if a copy made it say so.
         if let Some(took) = sent_at.map(|sent_at| at.since(sent_at)) {
             self.shortest = Some(self.shortest.map_or(took, |before| before.min(took)));
             self.longest = if measures { self.longest.max(took) } else { self.longest };

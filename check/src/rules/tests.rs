@@ -19,7 +19,7 @@ mod flooded;
 const ISN: [u32; 2] = [0xffff_fd00, 77_000];
 const PUSH: TcpFlags = TcpFlags::ACK.union(TcpFlags::PSH);
 
-/// One flow, and what its checkers said first.
+/// One flow, and the first findings of its checkers.
 struct Scene {
     now: Instant,
     h: History,
@@ -1031,7 +1031,7 @@ fn what_an_ack_behind_a_timeout_allows_may_come_in_two_parts() {
     s.refused_by(Rule::Economy);
 }
 
-/// Its MSS is larger than what its port takes: a segment is of 1448 bytes.
+/// Its MSS is larger than its port allows: a segment is of 1448 bytes.
 #[test]
 fn behind_a_timeout_a_guest_that_moves_is_offered_two_segments() {
     for given in [2, 1] {

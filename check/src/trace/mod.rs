@@ -146,7 +146,7 @@ impl fmt::Display for Report {
 /// Checks two captures.
 ///
 /// # Errors
-/// One of them is no capture of whole Ethernet frames. The message says which, and what is wrong.
+/// One of them is no capture of whole Ethernet frames. The message names it and the fault.
 pub fn check(remote: impl Read, guest: impl Read, options: &Options) -> anyhow::Result<Report> {
     let remote = Frames::new("remote side", Side::R, Box::new(remote), options.whole)?;
     let guest = Frames::new("guest side", Side::G, Box::new(guest), options.whole)?;

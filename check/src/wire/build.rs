@@ -103,7 +103,7 @@ pub fn build(s: &Segment, payload: &[u8]) -> Vec<u8> {
 }
 
 impl Segment {
-    /// The frame, and what its driver says about it.
+    /// The frame and its driver's header.
     ///
     /// # Panics
     /// See [`build`].

@@ -26,9 +26,9 @@ pub struct Ack {
 
 /// How many bytes may be under way.
 ///
-/// The sender asks it after every event and never lets more be under way, but for what `prr` and
-/// the loss probe allow. It calls [`Self::on_ack`] only for a window that was used (`validation`)
-/// and that nothing reduces at the moment, and the others once for each event of their kind.
+/// The sender asks it after every event and never lets more be under way, except as `prr` and the
+/// loss probe allow. It calls [`Self::on_ack`] only for a window that was used (`validation`) and
+/// that nothing reduces at the moment, and the others once for each event of their kind.
 pub trait Controller {
     /// Bytes that may be under way.
     fn cwnd(&self) -> u64;

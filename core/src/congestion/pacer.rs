@@ -9,7 +9,7 @@
 use crate::limits::PACED_BURST_MAX as BURST_MAX;
 use crate::time::{Duration, Instant};
 
-/// Bursts are as long as what leaves in this time at the paced rate.
+/// Bursts have the bytes that leave in this time at the paced rate.
 const BURST_TIME: Duration = Duration::from_millis(1);
 
 /// How fast, relative to a window in a round trip: a fraction.

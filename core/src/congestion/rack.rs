@@ -107,7 +107,7 @@ impl Rack {
         }
     }
 
-    /// How much later than what was sent after it a segment may arrive (`RACK.reo_wnd`).
+    /// How much later than a segment sent after it a segment may arrive (`RACK.reo_wnd`).
     #[must_use]
     pub fn reordering_window(&self, rtt: &RttEstimator, at_once: bool) -> Duration {
         if at_once && !self.reordering_seen {
@@ -193,8 +193,8 @@ impl LossProbe {
         self.out = None;
     }
 
-    /// An acknowledgement of all below `ack` (section 7.4.2). `twice`: it reports that what ends
-    /// there came twice; `duplicate`: it says nothing new and has no SACK blocks.
+    /// An acknowledgement of all below `ack` (section 7.4.2). `twice`: it reports that bytes which
+    /// end there came twice; `duplicate`: it says nothing new and has no SACK blocks.
     pub fn on_ack(&mut self, ack: u64, twice: Option<u64>, duplicate: bool) -> ProbeAnswer {
         let Some((end, copy)) = self.out.filter(|(end, _)| ack >= *end) else {
             return ProbeAnswer::None;

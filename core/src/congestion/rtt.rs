@@ -73,8 +73,8 @@ impl RttEstimator {
     }
 
     /// No answer to what has just left comes sooner. A path may have become a little faster than
-    /// its shortest round trip. Behind several timeouts nothing is known of it, and what comes then
-    /// was hardly late for so long.
+    /// its shortest round trip. Behind several timeouts nothing is known of it, and a segment that
+    /// comes then was hardly late for so long.
     #[must_use]
     pub fn soonest(&self) -> Option<Duration> {
         let min = self.min().filter(|_| self.backoffs <= 1)?;

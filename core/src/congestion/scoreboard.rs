@@ -299,7 +299,7 @@ impl Scoreboard {
 
     // --- Runs ----------------------------------------------------------------------------------
 
-    /// SACK is advice (RFC 2018 section 8), so that what is ignored breaks nothing.
+    /// SACK is advice (RFC 2018 section 8), so ignored blocks do no harm.
     fn may_cut(&self) -> bool {
         let segments = self.flight() / self.mss.max(1);
         let most = (segments * SENT_RUNS_PER_SEGMENT).clamp(SENT_RUNS_MIN, SENT_RUNS_MAX);

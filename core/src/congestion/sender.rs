@@ -184,8 +184,8 @@ impl Sender {
     }
 
     /// Goes on with what an earlier sender of the flow has learned. The window is the initial one,
-    /// or what that had in the end; where slow start ends stays known (RFC 5681 section 4.1). The
-    /// earlier round trips: [`RttEstimator::resumed`].
+    /// or its last one; where slow start ends stays known (RFC 5681 section 4.1). The earlier round
+    /// trips: [`RttEstimator::resumed`].
     pub fn resume(&mut self, learned: Learned) {
         let Learned { controller, rtt, rack, probe, cwr_due } = learned;
         self.episode.resume(controller);
@@ -465,7 +465,7 @@ impl Sender {
         Before { una: self.una(), flight: self.board.flight(), sacked: self.board.sacked() }
     }
 
-    /// Tells the congestion state what has arrived, and what was found lost.
+    /// Tells the congestion state the arrived bytes and those found lost.
     fn tell(&mut self, now: Instant, before: Before, arrived: &Arrived, lost: Lost) {
         let repaired_below = self.episode.repairs_below();
         let news = News {

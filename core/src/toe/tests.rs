@@ -566,7 +566,7 @@ struct Flying {
     since: Instant,
 }
 
-/// A guest: how much it wants to send, what it got.
+/// A guest: the bytes that it wants to send and those that it got.
 #[derive(Default)]
 struct Guest {
     goal: u64,

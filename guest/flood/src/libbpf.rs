@@ -123,7 +123,7 @@ impl Object {
 
 impl Drop for Object {
     fn drop(&mut self) {
-        // SAFETY: nobody else closes it, and what came of it does not outlive it: descriptors are
+        // SAFETY: nobody else closes it, and nothing derived from it outlives it: descriptors are
         // only used inside calls, and a registration lives in the kernel.
         unsafe { bpf_object__close(self.0.as_ptr()) }
     }

@@ -328,7 +328,7 @@ impl Watch {
                 }
                 continue;
             }
-            // SAFETY: zeroes are one, and what the kernel wants to find.
+            // SAFETY: zeroes are a valid value, and the kernel expects them.
             let mut got: libc::seccomp_notif = unsafe { mem::zeroed() };
             // SAFETY: one is there.
             let result = unsafe {

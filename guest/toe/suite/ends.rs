@@ -186,7 +186,7 @@ fn many(place: &Place) {
         stream.write_all(&i.to_le_bytes()).expect("written");
         stream.shutdown(Shutdown::Write).expect("shut");
         same += u32::from(all_of(&mut stream) == Ok(i.to_le_bytes().to_vec()));
-        // Now and then a word, for who waits for one.
+        // Now and then a word, for a reader that waits for one.
         if i % 50 == 49 {
             says("one after the other", same);
         }

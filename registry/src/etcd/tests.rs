@@ -48,7 +48,7 @@ struct Cluster {
     tls: bool,
 }
 
-/// From now on this thread, and whatever it starts, has a loopback of its own.
+/// Gives this thread, and all that it starts, a loopback of its own.
 fn leave_the_network() {
     unshare(CloneFlags::CLONE_NEWNET).unwrap();
     let up = Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap();

@@ -27,7 +27,7 @@ pub const BACKLOG_FRAMES: usize = 32;
 pub const FIRST_SEGMENTS: u16 = 3;
 /// The most Linux gives a connection with 256 MB of memory (`tcp_rmem`), half of it for overhead.
 pub const RECEIVE_BYTES: usize = 1 << 20;
-/// Budget of a VM for what was acknowledged early: the daemon's default.
+/// Budget of a VM for bytes acknowledged early: the daemon's default.
 pub const BUDGET_BYTES: u64 = 64 << 20;
 /// Distance of the client in microseconds: with both ways and the driver domain's turn, about the
 /// 0.1 ms of a LAN (footnote 2). Drawn for each run, as the next two are: with the same in all

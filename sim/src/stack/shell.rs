@@ -19,7 +19,7 @@ use nightporter_check::wire::{Net, Packet};
 /// A client uses the ports of one in TIME-WAIT again after this time (Linux `tcp_tw_reuse`: 1 s).
 const REUSE_AFTER: Duration = Duration::from_secs(1);
 
-/// A machine's TCP and what is below it; connections are its `Conn`s.
+/// A machine's TCP and the layers below; connections are its `Conn`s.
 pub(super) trait Tcp {
     /// One connection.
     type Conn: Socket;

@@ -1,6 +1,6 @@
 //! Seeds with a guest that forwards: its TCP runs on a machine behind it, which has a path of its
 //! own (FWD-01 to FWD-06). All rules of safety hold for it; those of quality do not
-//! (`History::is_twinned`), because what is behind a router is not seen. It draws from a stream of
+//! (`History::is_twinned`), because the part behind a router is not seen. It draws from a stream of
 //! its own, so seeds without one stay as they are.
 
 use nightporter_core::time::Duration;

@@ -11,7 +11,7 @@ use crate::plan::{
 };
 use crate::random::Random;
 
-/// Between the healing and what comes then.
+/// Between the healing and the later fault.
 const AFTER: Duration = Duration::from_millis(300);
 
 /// One of them: a seed's plan, its chances, and the guest it is about.

@@ -123,7 +123,7 @@ impl Host {
 }
 
 impl World<'_> {
-    /// A daemon was started: ports, what the predecessor owed, links.
+    /// A daemon was started: ports, the predecessor's debts, links.
     pub(super) fn begin_life(
         &mut self,
         engines: &mut Engines<'_>,

@@ -321,7 +321,8 @@ fn without_sack(script: &str) -> Result<(), String> {
     judge(Sending::begin(0, MSS, false, false), script)
 }
 
-/// Seeds 47331 and 928: RFC 6582 has no regard for when what follows left, but it leaves once.
+/// Seeds 47331 and 928: RFC 6582 ignores the time at which the next bytes left, but they leave
+/// once.
 #[test]
 fn without_sack_a_partial_acknowledgement_brings_one_copy_of_what_follows() {
     let repair = "

@@ -43,8 +43,8 @@ impl Sending {
         }
     }
 
-    /// Without SACK an acknowledgement of a part of what is repaired, or is yet to be, says that
-    /// what follows is lost (RFC 6582 section 3.2), whenever that left, but once.
+    /// Without SACK an acknowledgement of a part of repaired bytes, or bytes still to be repaired,
+    /// show that the next are lost (RFC 6582 section 3.2), whenever that left, but once.
     fn is_found_lost(&self, from: u64) -> bool {
         let repaired = self.pieces.get(&from).is_some_and(|p| p.copied && p.counts);
         let until = self.repair.map_or(0, |repair| repair.until).max(self.alarmed);

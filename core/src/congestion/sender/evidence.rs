@@ -13,7 +13,7 @@ impl Sender {
         let timed_out = self.episode.repairs_below();
         let (mut originals, mut copies, mut late, mut copied) = (false, 0, false, false);
         // While a timeout may have been for nothing, so may the copy: then its ACK is that of the
-        // original, and says nothing of when what arrives now has left.
+        // original, and does not tell when the bytes that arrive now have left.
         let doubtful = self.doubt != Doubt::None;
         let (una, is_timeout) = (self.una(), self.episode.phase() == Phase::Timeout);
         let Self { board, rack, rtt, episode, .. } = self;
@@ -45,7 +45,8 @@ impl Sender {
             }
             originals |= !p.again && p.to <= timed_out;
         });
-        // Without SACK what a copy has brought may hide that what it also covers had come before.
+        // Without SACK what a copy has brought may hide that other bytes which it covers had come
+        // before.
         originals &= self.sack || !copied;
         let sample = sample.filter(|rtt| *rtt < Duration::from_nanos(u64::MAX));
         let (delivered, acked) = (news.bytes, news.acked);
@@ -74,9 +75,9 @@ impl Sender {
         }
     }
 
-    /// After a timeout: whether it came too early, for what it thought lost arrives although it was
-    /// not sent again (F-RTO, RFC 5682 section 3). The first ACK that moves lets two new segments
-    /// out instead of copies; the second tells.
+    /// After a timeout: whether it came too early, because bytes thought lost arrive although they
+    /// were not sent again (F-RTO, RFC 5682 section 3). The first ACK that moves lets two new
+    /// segments out instead of copies; the second tells.
     pub(super) fn is_timeout_spurious(
         &mut self,
         now: Instant,
@@ -97,7 +98,7 @@ impl Sender {
             }
             Doubt::Tested if originals => true,
             Doubt::Tested => {
-                // But for what has left again since then.
+                // Except bytes that have left again since then.
                 let spared = self.episode.reduced_at();
                 self.give_up_what_is_late(now, self.episode.repairs_below(), spared);
                 false
@@ -148,8 +149,8 @@ impl Sender {
 
     /// Duplicate ACKs of an R without SACK: each speaks of a segment that has arrived (RFC 5681
     /// section 3.2). How many bytes have arrived by this ACK, those that duplicates spoke of not
-    /// counted twice (RFC 9937 section 5). An R that makes them up gains no more than what was
-    /// under way (RFC 5681 section 3.2, step 4; SEC-03).
+    /// counted twice (RFC 9937 section 5). An R that makes them up gains at most the bytes under
+    /// way (RFC 5681 section 3.2, step 4; SEC-03).
     pub(super) fn count_duplicates(&mut self, now: Instant, duplicate: bool, acked: u64) -> u64 {
         if acked > 0 {
             let counted = self.duplicates.min((acked / self.mss).saturating_sub(1));

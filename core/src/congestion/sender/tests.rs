@@ -126,7 +126,7 @@ impl Trace {
         }
     }
 
-    /// Timers run, and what the pace holds back leaves.
+    /// Timers run, and bytes held back by the pace leave.
     fn advance_until_before(&mut self, to: Duration) {
         let end = self.start + to - Duration::from_nanos(1);
         loop {
@@ -278,8 +278,8 @@ fn flood_21_the_tail_is_probed_after_two_round_trips_and_2_ms_and_no_timeout_com
 
 #[test]
 fn a_lone_segment_is_probed_in_place_of_its_first_timeout() {
-    // SRTT 100, RTTVAR 50: the timeout is 300. A probe of one segment waits 2 * 100 and what R may
-    // delay its ACK, 200; that would be later.
+    // SRTT 100, RTTVAR 50: the timeout is 300. A probe of one segment waits 2 * 100 and the delay
+    // of R's ACK, 200; that would be later.
     Trace::run(
         &reno(),
         ms,
@@ -376,7 +376,7 @@ fn a_copy_that_is_lost_is_sent_again_and_the_window_is_reduced_again() {
 #[test]
 fn flood_24_a_mark_reduces_the_window_once_in_a_round_trip_and_cwr_says_so() {
     // R repeats ECE until it has got CWR. At 104 all is acknowledged that was sent before the
-    // reduction, but what carries CWR is not.
+    // reduction, but a segment with CWR is not.
     let trace = Trace::run(
         &SenderConfig { ecn: true, ..reno() },
         us,

@@ -54,8 +54,8 @@ impl Sender {
         let single = self.board.flight() <= self.mss;
         let last = self.since.max(self.sent_at);
         let probe = last + LossProbe::delay(&self.rtt, single);
-        // In place of the timeout, should that come first (RFC 8985 section 7.2); but for what left
-        // so lately that nothing can have been heard of it.
+        // In place of the timeout, should that come first (RFC 8985 section 7.2); except for bytes
+        // that left so lately that no answer can have come.
         let heard = self.sent_at + self.rtt.srtt().unwrap_or_default() <= timeout;
         if probe <= timeout || heard {
             (Waits::Probe, probe.min(timeout))
@@ -72,7 +72,7 @@ impl Sender {
         first_lost || matches!(self.due, Due::Probe | Due::WindowProbe)
     }
 
-    /// All is acknowledged, and R has no room for what G has handed over.
+    /// All is acknowledged, and R has no room for G's bytes.
     pub(super) fn is_shut(&self) -> bool {
         self.end > self.next() && self.board.flight() == 0 && self.net_edge <= self.next()
     }

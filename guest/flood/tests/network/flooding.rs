@@ -95,7 +95,7 @@ fn flood_28_no_single_death_leaves_a_guest_flooding() {
         keeper.child.kill().unwrap();
         keeper.child.wait().unwrap();
         world.until_flooding(0);
-        // Both are: it is said, and whoever comes next undoes it.
+        // Both are: it is printed, and the next run undoes it.
         world.says("flood off"); // waits for the watcher
         let mut keeper = world.watch("");
         world.host_says(true);

@@ -16,7 +16,7 @@ fn flood_28_np_flood_is_cubic_without_a_heartbeat_and_each_connection_ends_its_o
     World::run(|mut world| {
         let before = routes();
         let mut watch = world.watch("--np-flood");
-        // No heartbeat, no flood. This connection is older than what the host says next.
+        // No heartbeat, no flood. This connection is older than the host's next message.
         assert!(world.first_flight(FAR, NP_FLOOD) <= ORDINARY);
         let mut older = world.open(FAR, NP_FLOOD);
         world.host_says(true);

@@ -430,7 +430,7 @@ pub fn send_descriptor(over: Fd, fd: Fd) -> Res {
 pub fn receive_descriptor(from: Fd, flags: c_int) -> Res<Fd> {
     let mut room = Rights::default();
     with_message(&mut room, |message| {
-        // SAFETY: a message is there, and what it carries is looked at within its bounds.
+        // SAFETY: a message is there, and its content is read within its bounds.
         unsafe {
             if recvmsg(from, message, flags | libc::MSG_CMSG_CLOEXEC) < 0 {
                 return Err(errno());

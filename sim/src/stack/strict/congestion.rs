@@ -96,7 +96,7 @@ impl Congestion {
     }
 }
 
-/// The round-trip time and what follows from it.
+/// The round-trip time and the timeout.
 #[derive(Debug)]
 pub(super) struct RoundTrip {
     smoothed: Option<Duration>,

@@ -12,7 +12,8 @@ use crate::plan::StackPlan;
 const ACK_DELAY: Duration = Duration::from_millis(40);
 /// Segments acknowledged at once when a connection is new (`TCP_MAX_QUICKACKS`).
 const QUICK_ACKS: i64 = 16;
-/// The window shown at first, whatever the buffer (65,535 less what does not fit whole segments).
+/// The window shown at first, whatever the buffer (65,535 less the rest that does not fit whole
+/// segments).
 const WINDOW_FIRST: i64 = 65_535;
 /// Payload of a full segment while nothing is known, and the least (`TCP_MSS_DEFAULT`,
 /// `TCP_MIN_MSS`).

@@ -459,7 +459,7 @@ impl StackSender {
         }
     }
 
-    /// In recovery, what was not SACKed before this counts as lost.
+    /// In recovery, bytes before this that were not SACKed count as lost.
     fn lost_to(&self) -> Place {
         match self.recovery {
             Recovery::Open => self.una,

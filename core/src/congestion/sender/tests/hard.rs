@@ -431,8 +431,8 @@ fn flood_19_a_window_holds_a_segment_of_those_that_became_longer() {
     }
 }
 
-/// RFC 8985 section 7.1. R answers the probe of a tail by SACK, and what was lost before it is
-/// repaired in a recovery; the probe has no say in what comes seconds later.
+/// RFC 8985 section 7.1. R answers the probe of a tail by SACK, and earlier losses are repaired in
+/// a recovery; the probe has no say in what comes seconds later.
 #[test]
 fn inv_24_a_tail_that_a_recovery_has_repaired_reduces_the_window_once() {
     let trace = Trace::run(

@@ -4,7 +4,7 @@
 
 use super::*;
 
-/// Payload of a segment with timestamps, and what it has besides on the line, with the gap of an
+/// Payload of a segment with timestamps, and its other bytes on the line, with the gap of an
 /// Ethernet.
 const SIZE: u64 = 1448;
 const HEADERS: u64 = 90;

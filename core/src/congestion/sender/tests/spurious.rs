@@ -269,8 +269,8 @@ fn flood_45_without_sack_short_segments_that_have_overtaken_one_count_each() {
     assert_eq!((trace.sender.phase(), trace.sender.rack.duplicates_of_loss()), (Phase::Open, 6));
 }
 
-/// The original of 1000 comes too late to be told from its copy, and what was sent behind it is on
-/// its way. Each second acknowledgement called for another copy of that.
+/// The original of 1000 comes too late to be told from its copy, and the segments behind it are
+/// under way. Each second acknowledgement called for another copy of that.
 #[test]
 fn flood_45_without_sack_a_needless_copy_ends_the_copies_that_partial_acks_call_for() {
     let trace = Trace::run(

@@ -46,7 +46,7 @@ enum Standing {
     Closed,
 }
 
-/// A socket of a guest's kernel, and what its application does with it.
+/// A socket of a guest's kernel, and its application.
 #[derive(Debug)]
 struct Plug {
     ports: Ports,

@@ -10,7 +10,7 @@ use nightporter_core::toe::vsock::Ports;
 
 use crate::sys::{self, Fd, Name, Res};
 
-/// A test is not to wait longer for what the host that it plays has to say.
+/// A test waits no longer for the host that it plays.
 pub(super) const PATIENCE_MS: i32 = 20_000;
 
 /// Among all other tests it may be so much slower than a host.
