@@ -102,8 +102,8 @@ impl Party {
 impl Party {
     /// It has taken the FIN of a segment, and not all of its bytes. smoltcp 0.14 cuts a segment at
     /// the window that it remembers, which is not the one that its zero-window probe has shown, and
-    /// takes the FIN nevertheless: it acknowledges one byte too many and hears nothing more. What
-    /// the segment was the monitor has judged.
+    /// takes the FIN nevertheless: it acknowledges one byte too many and hears nothing more. The
+    /// monitor has judged the segment.
     fn has_lost_its_end(&mut self) -> bool {
         let has = self.read.len() + self.socket().recv_queue();
         let state = self.socket().state();
@@ -248,7 +248,7 @@ fn opens(case: &Case, remote: &mut Party, guest: &mut Party) {
     socket.connect(iface.context(), at, ports.0).expect("connects");
 }
 
-/// What a party sent goes into the engine, unless the wire loses it.
+/// A party's frames go into the engine, unless the wire loses them.
 fn crosses(world: &World<'_>, random: &mut Random, loss: u64, wire: &mut Wire, from: &Peer<'_>) {
     let port = from.end(|end| end.port);
     for frame in wire.sent.drain(..) {
@@ -271,7 +271,7 @@ fn strays(world: &World<'_>, remote: &mut Wire, guest: &mut Wire) {
     }
 }
 
-/// What each has read is the beginning of the other's stream, or all of it.
+/// Each side has read the beginning of the other's stream, or all of it.
 fn check_streams(remote: &Party, guest: &Party, whole: bool) {
     for (from, to) in [(Side::R, guest), (Side::G, remote)] {
         let len = if whole { to.expected } else { to.read.len() };
@@ -345,8 +345,8 @@ fn a_reader_that_is_slow_fills_every_buffer_and_loses_nothing() {
     }
 }
 
-/// What the property below found once, shrunk. Its seeds would not find them again, for the
-/// strategy has changed since.
+/// A failure that the property below found once, shrunk. Its seeds would not find them again, for
+/// the strategy has changed since.
 #[test]
 fn what_once_stopped_two_strangers_does_not_any_more() {
     let tiny_ring = Case { bytes: [30_000, 0], ring: 1, ..Case::default() };

@@ -9,8 +9,8 @@
 //! r.gets_nothing();
 //! ```
 //!
-//! Numbers are relative to the initial sequence numbers. Whatever a step emits is checked against
-//! the invariants of the specification by [`monitor`]; a scenario only says what is special to it.
+//! Numbers are relative to the initial sequence numbers. [`monitor`] checks all frames of a step
+//! against the invariants of the specification; a scenario only says what is special to it.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses its part of it")]
 #![allow(clippy::cast_possible_truncation, reason = "tests take numbers apart")]
 

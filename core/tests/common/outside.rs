@@ -1,4 +1,4 @@
-//! What is around the engine and its turn in a trace: the ports, and the two ends behind them.
+//! The surroundings of the engine and its turn in a trace: the ports, and the two ends behind them.
 
 use std::fmt::Write as _;
 
@@ -206,7 +206,7 @@ impl Outside {
         end.acked = spec.ack.unwrap_or(end.acked);
     }
 
-    /// What `side` sends, as the other end would see it.
+    /// A frame of `side`, as the other end would see it.
     pub fn seen(&self, conn: usize, side: Side, hdr: VirtioNetHdr, bytes: &[u8]) -> Option<Seen> {
         let ends = &self.conns[conn].ends;
         let (sender, receiver) = (&ends[side as usize], &ends[side.other() as usize]);

@@ -1,4 +1,4 @@
-//! What comes out of the engine, compared with what a trace expects; frames changed by hand.
+//! Frames that leave the engine, compared with those that a trace expects; frames changed by hand.
 
 use etherparse::checksum::Sum16BitWords;
 use nightporter_check::stream::streams_of;
@@ -7,8 +7,8 @@ use nightporter_core::wire::packet::{Packet, Tcp, TcpFlags};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nightporter_testkit::segment::Spec;
 
-/// `len` bytes of the stream of R (0) or G (1) from number `first` on, relative to the ISN. What is
-/// before a stream is rubbish.
+/// `len` bytes of the stream of R (0) or G (1) from number `first` on, relative to the ISN. Bytes
+/// before a stream are rubbish.
 pub fn pattern_bytes(side: u32, first: i64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     let rubbish = usize::try_from(1 - first).unwrap_or(0).min(len);

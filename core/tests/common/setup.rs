@@ -1,4 +1,4 @@
-//! What a trace starts from: addresses, options of both ends, budget. Everything can be switched.
+//! The start of a trace: addresses, options of both ends, budget. Everything can be switched.
 
 use super::world::{Peer, Side, World};
 use nightporter_core::congestion::Algorithm;
@@ -59,9 +59,9 @@ pub struct Setup {
     pub budget_bytes: u64,
     /// Flow entries of each VM.
     pub flows_max: u32,
-    /// What is done to all flows of a VM is done to so many at once.
+    /// Flows that a command for all flows of a VM takes at once.
     pub flows_per_step: Option<u32>,
-    /// What G's driver takes.
+    /// Features of G's driver.
     pub features: PortFeatures,
     /// MTU of the guest ports.
     pub mtu: u16,

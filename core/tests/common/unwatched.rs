@@ -1,5 +1,5 @@
 //! In place of [`monitor`](super::monitor) for tests inside the core: the rules know its types only
-//! from outside. What these tests look at they judge themselves.
+//! from outside. These tests judge by themselves.
 
 use super::world::{Known, Passing, Side};
 use crate::engine::Engine;

@@ -19,7 +19,7 @@ use nightporter_core::wire::packet::{IpAddr16, Packet};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nightporter_testkit::segment::Spec;
 
-/// Who speaks.
+/// The two ends.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Side {
     /// The remote.
@@ -35,7 +35,7 @@ impl Side {
     }
 }
 
-/// What the monitor is to make of a segment.
+/// The monitor's view of a segment.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum How {
     /// All of it is true.
@@ -364,7 +364,7 @@ impl Inner<'_> {
         let verdict = outside.monitor.on_settled(outside.now, engine, &ports);
         outside.expect(verdict);
         for ring in &outside.rings {
-            // What is counted is what a walk finds.
+            // The counter agrees with a walk.
             let of_port = engine.flows().filter(|(_, key, _)| key.port == ring.port.0);
             let owing = of_port.filter(|(_, _, flow)| !flow.owes_nothing()).count();
             let counted = engine.vm(ring.port).map_or(0, |vm| vm.owing_flows as usize);
@@ -520,7 +520,7 @@ impl<'m> Peer<'m> {
         }
     }
 
-    /// What came and was not looked at; the inbox is empty then.
+    /// Takes all frames that came and were not looked at.
     pub fn takes_all(&self) -> Vec<Seen> {
         self.end(|end| end.inbox.drain(..).collect())
     }

@@ -17,7 +17,7 @@ fn begins(setup: &Setup) -> (World<'static>, Peer<'static>, Peer<'static>) {
     (w, r, g)
 }
 
-/// What the VM wants, and for how many milliseconds.
+/// The VM's claim, and its milliseconds.
 fn wants(w: &World<'_>) -> Option<(Claim, u64)> {
     w.engine(|engine, now| {
         let want = engine.poll_want(now, GUEST)?;

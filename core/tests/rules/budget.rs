@@ -204,7 +204,7 @@ fn life_02_an_idle_flow_gives_its_reservation_back_and_takes_it_again() {
         assert!(is_on(&w, 16 + n));
     }
     w.after_ms(3000);
-    // What was shown is still good for all of it, with the guest off its CPU.
+    // The shown edge still holds for all of it, with the guest off its CPU.
     let (r, g) = &silent[3];
     g.stops(0);
     r.sends("200001:200101");
@@ -216,7 +216,7 @@ fn life_02_an_idle_flow_gives_its_reservation_back_and_takes_it_again() {
     assert!(w.flow(3, |f| f.held_bytes()).expect("a flow") > 2_000_000);
 }
 
-/// What R was shown stays shown: the guest's own data does not say less of it.
+/// The edge shown to R stays: the guest's own data does not show less.
 #[test]
 fn inv_05_a_parked_flow_shows_the_edge_that_it_has_shown() {
     let (w, r, g) = Setup { scale: [Some(7), Some(10)], ..Setup::new() }.established();
@@ -333,7 +333,7 @@ fn life_06_a_parked_flow_without_budget_drains() {
     assert!(flow(&w, |f| f.stats().edge_to_net) >= edge);
 }
 
-/// What R has to say, and what both know of it.
+/// R's stream, and the numbers that both know.
 struct Talk {
     r: Peer<'static>,
     g: Peer<'static>,

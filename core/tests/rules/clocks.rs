@@ -96,7 +96,7 @@ fn one_tick_back_is_no_old_segment_and_two_are() {
         assert_eq!(verdict == Verdict::Absorbed, taken, "{tsval}");
         r.takes_all();
     }
-    // What is echoed and what G is shown does not move back.
+    // The echo and the clock shown to G do not move back.
     g.gets("2001:2101 <ts 1100>");
     r.sends("2101:2201 <ts 1099>");
     r.gets("1 ack 2201 <ts - 1100>");

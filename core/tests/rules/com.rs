@@ -109,7 +109,7 @@ fn com_03_a_header_that_contradicts_itself_goes_no_further() {
 
 #[test]
 fn com_04_com_05_options_of_a_live_flow() {
-    // What is understood is taken; what is not passes as it came, and the flow drains.
+    // Known options are taken; others pass unchanged, and the flow drains.
     let understood = ["", "0101", "00000000"];
     let not = [
         "1e08000000000000", // MPTCP
@@ -325,7 +325,7 @@ fn com_10_two_vlans_are_two_flows() {
         w.handshake(&r, &g);
         (r, g)
     });
-    // Who does not look at tags takes both for one.
+    // A monitor that ignores tags takes both for one.
     (0..2).for_each(|conn| w.set_lenient(conn, true));
     let [(r7, g7), (r8, g8)] = &pairs;
     r7.sends("1:1001");

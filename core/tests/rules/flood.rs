@@ -408,7 +408,7 @@ fn inv_05_what_g_has_used_of_what_it_was_shown_before_a_pause_stays_shown_withou
     assert!(shown + 128 > end, "{shown} of {end}");
 }
 
-/// H cannot send for it again, for others have all places. What R has room for leaves as it comes.
+/// H cannot send for it again, for others have all places. Bytes within R's window leave unchanged.
 #[test]
 fn flood_12_what_g_was_shown_before_a_pause_does_not_leave_beyond_rs_window() {
     let (w, r, g, _) = is_shown_more_than_r_has(&Setup { budget_bytes: 40 << 14, ..Setup::new() });
@@ -422,8 +422,8 @@ fn flood_12_what_g_was_shown_before_a_pause_does_not_leave_beyond_rs_window() {
     assert_eq!(g.sends("30001:31001"), Verdict::Forward(PortId(0)));
 }
 
-/// What G has used without a place is lost, but it stays shown: of an R that is shut for long too,
-/// until G has asked five times.
+/// Room that G has used without a place is lost, but it stays shown: for an R that is shut for long
+/// too, until G has asked five times.
 #[test]
 fn inv_05_what_g_has_used_of_what_it_was_shown_stays_shown_though_h_does_not_send() {
     let (w, r, g, _) = is_shown_more_than_r_has(&Setup { budget_bytes: 40 << 14, ..Setup::new() });
@@ -1254,7 +1254,7 @@ fn flood_12_a_window_that_r_takes_back_for_long_is_g_s_to_probe() {
 }
 
 /// Found by simulation (seed 95212): what G had handed over beyond R's window it repeated behind a
-/// hand-back, and R complained of every segment. What begins where R waits is a probe.
+/// hand-back, and R complained of every segment. A segment that begins where R waits is a probe.
 #[test]
 fn flood_12_what_r_has_no_room_for_goes_no_further_behind_a_hand_back_either() {
     let (w, r, g) = floods(&Setup::new());
@@ -1490,7 +1490,7 @@ fn inv_20_the_first_window_of_a_sender_does_not_take_that_of_a_receiver() {
     assert!(controls());
 }
 
-/// What is lent to the first of them must not be what the others need to begin.
+/// Room lent to the first of them must leave enough for the others to begin.
 #[test]
 fn flood_28_many_uploads_at_once_find_a_place_each() {
     let arena = (4096, 128);
@@ -1772,7 +1772,7 @@ fn too_big(w: &World<'_>, g: &Peer<'_>, at: i64, mtu: u16) -> Verdict {
     w.frame(PortId(0), VirtioNetHdr::default(), &bytes)
 }
 
-/// What G takes says nothing of what its way out takes: it has chosen the length of its segments.
+/// The length that G takes does not bound its way out: it has chosen the length of its segments.
 #[test]
 fn flood_07_longer_segments_than_g_takes_itself_leave_whole_if_r_takes_them() {
     let setup = Setup { guest_mss: Some(980), ..Setup::new() };
@@ -1932,7 +1932,7 @@ fn flood_40_a_black_hole_is_known_behind_a_pause_too() {
     assert!(!first.is_empty() && first.iter().all(|s| longest(s) <= 536));
 }
 
-/// What a Linux guest does with `tcp_mtu_probing`, with TSO and without.
+/// A Linux guest with `tcp_mtu_probing`, with TSO and without.
 #[test]
 fn flood_40_a_probe_of_g_for_longer_segments_leaves_whole_once() {
     for gso in [" gso 600", ""] {

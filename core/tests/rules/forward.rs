@@ -306,7 +306,7 @@ impl Way {
         }
     }
 
-    /// What G was given at `now`.
+    /// G gets these bytes at `now`.
     fn takes(&mut self, now: u64, (from, to): (i64, i64)) {
         let mut at = from;
         while at < to {

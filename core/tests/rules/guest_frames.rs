@@ -232,7 +232,7 @@ fn com_30_of_sack_blocks_that_wait_the_newest_reach_g_with_their_own_ack() {
     r.sends("2001:3001 ack 1001 <sack 4001:5001 2001:3001>");
     g.runs();
     g.gets_all(&["1001 ack 1001 <sack 4001:5001 2001:3001>", "1001:3001 ack 1001"]);
-    // What R has acknowledged meanwhile would be taken for a duplicate (RFC 2883).
+    // Bytes that R has acknowledged meanwhile would be taken for a duplicate (RFC 2883).
     g.stops(0);
     r.sends("3001:4001 ack 1001 <sack 2001:5001>");
     r.sends("4001:5001 ack 5001");

@@ -108,7 +108,7 @@ fn snoop_29_a_segment_lost_again_after_a_timeout_is_repeated_at_once() {
         for _ in 0..3 {
             g.sends(&format!("ack 4001{sack}"));
         }
-        // What has arrived is not under way, and lets the window grow.
+        // Arrived bytes are not under way, and let the window grow.
         let arrived = if sack.is_empty() { 0 } else { 6000 };
         let got = ranges(&g);
         assert_eq!(got[0], (4001, 5001), "{sack}");

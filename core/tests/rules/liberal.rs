@@ -1,5 +1,5 @@
-//! What a current Linux takes or answers, the host takes or answers, too: SNOOP-04, and the table
-//! "Where Linux takes more" of the specification.
+//! The host takes or answers all segments that a current Linux does: SNOOP-04, and the table "Where
+//! Linux takes more" of the specification.
 
 use crate::common::Setup;
 use crate::common::world::Peer;

@@ -84,7 +84,7 @@ fn life_01_a_flood_of_handshakes_takes_no_idle_flow_its_offload() {
     w.after_ms(5000);
     floods_with_answered_syns(&w, 1000);
     assert_eq!((flows_in(&w, State::On), flows_in(&w, State::Handshake)), (40, 6));
-    // Who completes a handshake comes in beside the flood.
+    // A completed handshake comes in beside the flood.
     w.connects();
     assert_eq!(flows_in(&w, State::On), 41);
     drop(idle);
@@ -273,7 +273,7 @@ fn life_05_a_guest_that_is_gone_is_not_kept_alive() {
     r.gets_nothing();
     w.after_ms(1);
     r.gets("R. 501 ack 2001");
-    // What is under way from R meets an exact RST.
+    // Segments under way from R meet an exact RST.
     w.after_ms(5);
     r.sends("2001:3001 ack 101");
     r.gets("R. 101");
@@ -623,7 +623,7 @@ fn life_08_offload_off_and_on() {
     g.takes_all();
 }
 
-/// What a killed daemon left, and what its successor does about it.
+/// A killed daemon's flows, and the acts of its successor.
 fn killed(before: impl FnOnce(&World<'_>), after: impl FnOnce(&World<'_>, usize)) {
     let setup = Setup::new();
     let mut memory = vec![0_u64; setup.memory_len() / 8];

@@ -1,4 +1,4 @@
-//! What meets a flow that is on its way: SYNs, urgent probes, duplicates, and the end of its port.
+//! Events of a live flow: SYNs, urgent probes, duplicates, and the end of its port.
 
 use crate::common::segment::pattern_bytes;
 use crate::common::world::Peer;

@@ -21,7 +21,7 @@ mod forward;
 mod guest_frames;
 mod guest_recovery;
 mod handshake;
-mod late;
+mod late_ack;
 mod liberal;
 mod life;
 mod live_flow;

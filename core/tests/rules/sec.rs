@@ -104,7 +104,7 @@ fn sec_04_blind_segments_change_nothing_but_limited_acks() {
     let (mut bytes_in, mut bytes_out) = (0, 0);
     w.set_lenient(0, true);
     for n in 0..20_000_u32 {
-        // Who guesses has neither sequence, nor acknowledgement, nor clock.
+        // An attacker who guesses has neither sequence, nor acknowledgement, nor clock.
         let mut frame = good.clone();
         frame[38..42].copy_from_slice(&(random.next() as u32).to_be_bytes());
         frame[42..46].copy_from_slice(&(random.next() as u32).to_be_bytes());
@@ -183,7 +183,7 @@ fn sec_06_a_guest_behind_a_list_opens_only_for_its_own_address() {
 
 #[test]
 fn sec_07_never_more_out_than_in() {
-    // Whatever an unvalidated peer sends: at most one packet of ours, of about its size.
+    // An unvalidated peer gets at most one packet of ours, of about the size of its own.
     for text in ["S 5", "900", "300001", "R 2002", "2001 ack 900001", "F. 300001"] {
         let (w, r, g) = Setup::new().established();
         warms_up(&r, &g);

@@ -1,5 +1,5 @@
 //! FLOOD-19 to FLOOD-26 as R's wire sees them: windows per round trip, recoveries and timeouts.
-//! What is expected is computed here from the RFCs, in floating-point numbers and segments.
+//! Expectations are computed here from the RFCs, in floating-point numbers and segments.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -90,7 +90,7 @@ impl Path {
         }
     }
 
-    /// What H has sent is on its way.
+    /// H's segments are under way.
     fn leaves(&mut self) {
         for seen in self.r.takes_all() {
             let (from, to) = (i64::from(seen.range().0) - 1, i64::from(seen.range().1) - 1);

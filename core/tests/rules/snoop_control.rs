@@ -60,8 +60,8 @@ fn a_fin_before_bytes_that_were_passed_to_g_is_none() {
     assert_eq!(w.state(), Some(State::On));
 }
 
-/// What is not ours to judge goes to G as it is, but for a FIN that cannot be true: G would
-/// believe it, and what R sends behind it would never be acknowledged.
+/// Segments that the host does not judge go to G unchanged, except a FIN that cannot be true: G
+/// would believe it, and R's later bytes would never be acknowledged.
 #[test]
 fn a_second_fin_or_bytes_behind_one_do_not_reach_g_either() {
     for text in
@@ -220,7 +220,7 @@ fn snoop_15_a_megabyte_is_read_before_the_reset() {
     }
     g.gets_last(&format!("R. {next}"));
     assert_eq!(flow(&w, |f| (f.state(), f.why())), (State::Abort, Why::Reset));
-    // What G had under way meets nobody.
+    // G's segments under way find no flow.
     w.after_ms(5);
     g.sends(&format!("1:11 ack {next}"));
     g.gets(&format!("R. {next}"));

@@ -148,7 +148,7 @@ fn snoop_34_a_window_that_is_shut_to_the_byte_is_not_said_again_before_it_opens(
     warms_up(&r, &g);
     g.stops(1);
     let end = fills_window(&r, 1001);
-    // What is left of the buffer and no field can say.
+    // The rest of the buffer, which no field can show.
     let rest = flow(&w, |f| f.stats().edge_to_net - f.stats().rcv_nxt);
     r.sends(&format!("{end}:{}", end + i64::try_from(rest).expect("small")));
     let shut = |f: &Flow| f.stats().edge_to_net == f.stats().rcv_nxt;

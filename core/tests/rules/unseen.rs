@@ -381,7 +381,7 @@ fn a_word_of_r_itself_starts_the_count_anew() {
         g.gets("1001 ack 1");
     }
     assert_eq!(w.state(), Some(State::On));
-    // What lies out of window, or is older than PAWS has it, counts for nothing at all.
+    // Segments out of window, or older than PAWS allows, have no effect.
     r.takes_all();
     for text in ["900001 ack 5001", "-900001 ack 5001", "1001 ack 5001 <ts 4294000000>"] {
         for _ in 0..10 {

@@ -51,7 +51,7 @@ fn life_13_early_again_shows_all_that_is_held_at_once() {
     assert_eq!(flow(&w, |f| f.held_bytes()), 0);
 }
 
-/// What was promised stays promised, and no edge moves left (INV-05).
+/// Promised bytes stay promised, and no edge moves left (INV-05).
 #[test]
 fn life_12_what_was_acknowledged_early_stays_so_and_the_edge_is_the_larger_of_the_two() {
     let (w, r, g) = Setup::new().established();
