@@ -152,7 +152,7 @@ struct Testpmd {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
-    /// What it said so far, for the error message.
+    /// Its output so far, for the error message.
     said: String,
 }
 

@@ -40,7 +40,7 @@ const SKIPPED: u8 = 254;
 type Attempt = fn(&Path, &Sandbox) -> Result<()>;
 type AttemptOfBroker = fn(&Path) -> Result<()>;
 
-/// What comes of it.
+/// The outcome of an attempt.
 #[derive(Debug, Eq, PartialEq)]
 enum End {
     /// It can be done.
@@ -83,7 +83,7 @@ const ATTEMPTS: &[(&str, Attempt, End)] = &[
     ("an_intruder_cannot_raise_limits", |_, _| raises_a_limit(), End::NoCall),
 ];
 
-/// What is asked of the broker; its host has the interfaces that [`prepare`] makes.
+/// Requests to the broker; its host has the interfaces that [`prepare`] makes.
 const ASKED: &[(&str, Attempt, End)] = &[
     ("a_daemon_can_open_uplinks_of_its_file", |_, s| asks(s, "tap", "np0", Some("br0")), End::Done),
     (
@@ -127,7 +127,7 @@ const ASKED: &[(&str, Attempt, End)] = &[
 /// A daemon has them that has one in its file, on a kernel that has them.
 const MACVTAPS: [&str; 2] = ["mv0", "mv7"];
 
-/// What somebody tries who has taken over the broker, the connector or the dialer.
+/// Attempts of an intruder in the broker, the connector or the dialer.
 const OF_BROKER: &[(&str, AttemptOfBroker, End)] = &[
     ("a_broker_cannot_run_a_program", |_| runs_a_program(), End::Killed),
     ("a_broker_cannot_read_files_of_others", |_| read("/etc/passwd"), End::Denied),

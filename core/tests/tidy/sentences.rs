@@ -15,7 +15,7 @@ const ROOMS_LEFT: &[&str] = &[
     "core/src/limits.rs",
     "core/src/switch/",
     "core/src/tcp/",
-    "daemon/",
+    "daemon/src/",
     "lab/",
 ];
 

@@ -52,7 +52,7 @@ fn frame(from: End, to: [u8; 6]) -> (VirtioNetHdr, Vec<u8>) {
     (VirtioNetHdr::default(), frame)
 }
 
-/// What the daemon says about a broken or another file.
+/// The daemon's answer to a broken or another file.
 fn with_file(host: &Host, config: &Path, text: &str) -> (String, String) {
     let before = std::fs::read_to_string(config).unwrap();
     std::fs::write(config, text).unwrap();
@@ -362,7 +362,7 @@ fn an_uplink_comes_and_goes_and_its_interface_with_it() {
             host.change(lan());
             host.change(Change::RemoveUplink { name: "lan".into() });
         }
-        // What is somebody's, and what no bridge keeps from the host.
+        // An interface with another owner, and one that no bridge keeps from the host.
         ip("tuntap add dev np7 mode tap");
         let (what, fix) =
             host.refuses(add(&[("kind", "tap"), ("ifname", "np7"), ("bridge", "br0")]));
@@ -387,7 +387,7 @@ fn a_file_that_is_not_read_holds_up_no_command_and_no_stop() {
     let dir = Dir::new();
     let config = dir.configure("metrics = \"off\"", &dir.vm("a", ""));
     let host = Host::start(&dir, &config);
-    // Whoever reads it stands until somebody writes, as on a file system that does not answer.
+    // A reader of it blocks until a write, as on a file system that does not answer.
     let kept = dir.join("kept.toml");
     std::fs::rename(&config, &kept).unwrap();
     mkfifo(&config, Mode::S_IRUSR | Mode::S_IWUSR).unwrap();

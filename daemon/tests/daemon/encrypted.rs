@@ -152,7 +152,7 @@ fn when_a_guest_resets_or_a_daemon_dies_the_other_guest_reads_a_reset() {
     assert_eq!(fabric(&two).nonsense, 0);
 }
 
-/// What is done to the next bytes on their way, from the first host or to it.
+/// A fault of the next bytes under way, from the first host or to it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Deed {
     /// The byte at this place is another.
@@ -346,7 +346,7 @@ fn hosts_of_which_one_encrypts_streams_reach_each_others_guests_by_guest_tcp() {
         let before = fabric(&one).unproven;
         is_native(&mut b, "10.0.0.1:80");
         until(&mut [], "it is counted", |_| fabric(&one).unproven > before);
-        // What is said of a host once is not said again in the same minute.
+        // A line about a host is not repeated in the same minute.
         let (dir, said) = match of_two {
             By::Plain => (&dirs[0], ["a host does not encrypt streams, and this one does"; 2]),
             _ => (&dirs[1], ["no tickets from a host", "a host did not prove who it is"]),
@@ -473,7 +473,7 @@ fn who_does_not_prove_who_it_is_begins_no_encrypted_stream() {
         // Each is another day's news, but this is the same minute.
         until(&mut [], why, |_| n > 1 || has_said(&dir, why));
     }
-    // What is no TLS; who has no guests there.
+    // Bytes that are not TLS; a host without guests there.
     names.0.ip("addr add 192.0.2.4/24 dev v0");
     Stranger::at(&names.0, 1, PROOF_PORT).says(&[0; 64]).is_hung_up_on();
     Stranger::at(&names.0, 4, PROOF_PORT).is_hung_up_on();
@@ -485,7 +485,7 @@ fn who_does_not_prove_who_it_is_begins_no_encrypted_stream() {
     Stranger::new(&names.0, 4).is_hung_up_on();
     let all = fabric(&two);
     assert_eq!((all.unproven, all.refused, all.streams, all.accepted), (7, 1, 0, 0));
-    // Who is a host shows nothing else, speaks for no others, and does not lie.
+    // A host shows nothing else, speaks for no others, and does not lie.
     Sealed::new(&hosts, &names).shows(&[7; 32]).is_hung_up_on();
     assert_eq!(fabric(&two).unproven, 8);
     let mut one = Sealed::new(&hosts, &names);

@@ -222,7 +222,7 @@ fn a_peer_that_alone_loses_etcd_is_reached_until_its_vm_is_claimed_elsewhere() {
     until(&host_b, FAR, 2, Some("refused"));
 }
 
-/// What etcd says of a key, which is in base64.
+/// etcd's answer for a key, which is in base64.
 fn says(at: &Namespace, key: &str) -> String {
     let body = format!("{{\"key\": \"{key}\"}}");
     let mut stream = at.enter(|| TcpStream::connect("192.0.2.1:2379")).unwrap();

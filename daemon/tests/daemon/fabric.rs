@@ -27,7 +27,7 @@ use crate::toe::{
 
 pub(crate) const PORT: u16 = 4793;
 
-/// What `[[station]]` says of all VMs: the last byte of its address and that of its host.
+/// `[[station]]` of all VMs: the last byte of its address and that of its host.
 const STATIONS: [(u8, u8); 4] = [(1, 1), (2, 2), (3, 2), (9, 3)];
 
 fn stations() -> String {
@@ -48,7 +48,7 @@ fn start(on: &Namespace, n: u8, vms: &[(&str, u8, &str)]) -> (Dir, Host) {
     (dir, host)
 }
 
-/// What it reads, with these keys of `[toe]`.
+/// The daemon's configuration, with these keys of `[toe]`.
 pub(crate) fn configure(dir: &Dir, n: u8, toe: &str, vms: &[(&str, u8, &str)]) -> PathBuf {
     let peers: Vec<_> =
         (1..=3).filter(|it| *it != n).map(|it| format!("\"192.0.2.{it}\"")).collect();
@@ -350,7 +350,8 @@ fn a_host_speaks_for_guests_that_are_registered_there_and_says_what_hosts_say() 
     assert!(matches!(one.hears(), Kind::Established { .. }));
     let at_b = *b.sockets.keys().find(|ports| ports.host >= 1 << 16).unwrap();
     let socket = |b: &SocketGuest| (b.socket(at_b).is_reset, b.socket(at_b).got.clone());
-    // What others say of it, and what none says, ends their streams and not that connection.
+    // Messages of others about it, and messages that no host sends, end their streams and not that
+    // connection.
     let data = |serial, len| message(serial, Kind::Data { offset: 0, len }).emit();
     let before = fabric(&two).nonsense;
     let to_opener = Message { to: Side::Opener, ..message(4, Kind::Taken) };
@@ -678,7 +679,7 @@ fn a_guest_leaves_as_many_streams_to_a_host_as_it_has_and_that_host_has_its_own(
     assert_eq!(all, [(34, 0, 0); 2]);
 }
 
-/// What came of a connection's payload.
+/// The received payload of a connection.
 #[derive(Default)]
 struct Payload {
     raw: Vec<u8>,
@@ -738,7 +739,7 @@ fn a_host_that_takes_a_little_now_and_then_does_not_stop_a_guest_for_ever() {
     let tcp_wmem = || std::fs::write("/proc/sys/net/ipv4/tcp_wmem", "4096 16384 65536");
     names.0.enter(tcp_wmem).unwrap();
     let mut slow = connect_to_slow(&mut a, &names, 40);
-    // Who sends first, after others have been idle for a while, is shown much room and keeps it.
+    // The first sender, after others have been idle for a while, is shown much room and keeps it.
     for group in slow.chunks(8) {
         let (first, others) = group.split_at(2);
         let mut wrote = None::<Instant>;

@@ -42,7 +42,7 @@ pub(crate) const EVENTS: u64 = PLAIN | bit::EVENT_IDX;
 pub(crate) const SENDS_SUPER: u64 = PLAIN | bit::CSUM | bit::HOST_TSO4;
 
 thread_local! {
-    /// What a daemon does that is no process but in this thread, if there is one.
+    /// The step of a daemon that runs in this thread, if there is one.
     static DAEMON: RefCell<Option<Rc<dyn Fn()>>> = const { RefCell::new(None) };
 }
 
@@ -325,7 +325,7 @@ impl Guest {
         stream.write_all(&[1_u32.to_ne_bytes(), [0; 4]].concat()).unwrap();
     }
 
-    /// Whoever signals that there are frames has to wait from now on.
+    /// A writer of its signal for frames blocks from now on.
     pub(crate) fn stuffs_its_signal(&self) {
         stuff(&self.call[0]);
     }
@@ -408,7 +408,7 @@ impl Guest {
     }
 }
 
-/// Whoever writes to it has to wait from now on: the eventfd is full, and has no O_NONBLOCK.
+/// A writer blocks from now on: the eventfd is full, and has no O_NONBLOCK.
 pub(crate) fn stuff(eventfd: &OwnedFd) {
     // Not while the device signals, which it may just do.
     while rustix::io::write(eventfd, &(u64::MAX - 1).to_ne_bytes()).is_err() {

@@ -12,7 +12,7 @@ use nightporter_api::{Change, Plan, PortStatus, Reply, Request, Status};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// What only a failure waits for.
+/// Longest wait of a test; only a failure reaches it.
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 
 /// A directory on a tmpfs, removed afterwards.

@@ -14,7 +14,7 @@ const B: End = End(2, 0);
 const FRAME_LEN: usize = 1000;
 /// 8 Mbit/s.
 const BYTES_PER_MS: u128 = 1000;
-/// What only passes may be so far ahead, and a burst is two packets (FLOOD-16).
+/// Passing bytes may be so far ahead, and a burst is two packets (FLOOD-16).
 const AHEAD: u128 = 50 * BYTES_PER_MS + 3000;
 /// 2.5 s of that rate.
 const FRAMES: usize = 40 * 64;

@@ -23,7 +23,7 @@ fn mac((_, is_green, ip): Vm) -> String {
     format!("52:54:00:00:0{}:0{ip}", u8::from(is_green))
 }
 
-/// What a list says of these VMs of the host with this last byte.
+/// The list's stations for these VMs of the host with this last byte.
 fn stations(host: u8, vms: &[Vm]) -> String {
     let station = |vm: &Vm| {
         let vni = if vm.1 { GREEN } else { VNI };
@@ -37,7 +37,8 @@ fn stations(host: u8, vms: &[Vm]) -> String {
     vms.iter().map(station).collect()
 }
 
-/// What the daemon with this last byte reads; on both of its overlays it has the same address.
+/// The configuration of the daemon with this last byte; on both of its overlays it has the same
+/// address.
 fn configure(dir: &Dir, n: u8, vms: &[Vm], stations: &str) -> std::path::PathBuf {
     let peers: Vec<_> =
         (1..=4).filter(|it| *it != n).map(|it| format!("\"192.0.2.{it}\"")).collect();
@@ -104,7 +105,7 @@ fn guests_of_two_networks_reach_their_own_alone_also_where_addresses_are_the_sam
     });
     assert!(b.socket(at_b).got == sent[0] && y.socket(at_y).got == sent[1]);
     assert!(a.socket(at_a).got == sent[2] && x.socket(at_x).got == sent[3]);
-    // Who is in the other network only is not there, on another host or on the same one.
+    // A VM in the other network only is not reached, on another host or on the same one.
     for (guest, to) in
         [(&mut a, 4), (&mut x, 3), (&mut b, 4), (&mut y, 3), (&mut c, 4), (&mut z, 3)]
     {

@@ -54,7 +54,7 @@ impl Namespace {
         self.enter(|| Command::new("ip").args(arguments.split(' ')).output().unwrap())
     }
 
-    /// What `ip` prints there.
+    /// The output of `ip` there.
     pub(crate) fn says(&self, arguments: &str) -> String {
         String::from_utf8_lossy(&self.run_ip(arguments).stdout).into_owned()
     }
@@ -155,7 +155,7 @@ pub(crate) struct World {
     pub(crate) b: Namespace,
 }
 
-/// Whoever finds that nothing arrives wants to know how far it came.
+/// A failure prints how far frames came.
 impl Drop for World {
     fn drop(&mut self) {
         if thread::panicking() {
@@ -423,7 +423,7 @@ fn carry(mut from: &TcpStream, mut to: &TcpStream) {
     });
 }
 
-/// What no conforming peer causes.
+/// Checks that counters which no conforming peer moves are zero.
 fn nothing_was_wrong(host: &Host) {
     nothing_was_wrong_at(host, "over");
 }
@@ -555,7 +555,7 @@ fn two_daemons_are_one_ethernet_and_an_mtu_that_is_too_large_costs_tcp_nothing()
         let (len, _) = sink.recv_from(&mut got).unwrap();
         assert_eq!((len, got[0]), (fits, 2), "of datagrams those that fit arrive");
         assert_eq!(host.port("over").drops.get("too_big"), Some(&1));
-        // Whoever sent it has been told, and cuts the next itself.
+        // The sender has been told, and cuts the next itself.
         loop {
             let _ = udp.send_to(&vec![3; fits + 1], address);
             let _ = udp.send_to(&[4], address);
@@ -603,7 +603,7 @@ fn a_path_that_silently_drops_what_is_long_is_found_out_and_tcp_goes_on() {
     let log = std::fs::read_to_string(dirs[0].join("log")).unwrap();
     let line = log.lines().find(|line| line.contains("silently drops long packets"));
     assert!(line.is_some_and(|line| line.contains("192.0.2.2")), "{log}");
-    // Whoever sends what cannot be cut is told.
+    // The sender of a datagram that cannot be cut is told.
     let udp = a.enter(|| UdpSocket::bind("10.9.0.1:0").unwrap());
     let sink = b.enter(|| UdpSocket::bind("10.9.0.2:0").unwrap());
     sink.set_read_timeout(Some(LIMIT)).unwrap();

@@ -1,4 +1,4 @@
-//! Who is where, from a list: what is told of stations is what their overlay does. Needs root.
+//! The registry of a list: the overlay follows its stations. Needs root.
 
 use std::collections::BTreeMap;
 use std::net::Ipv6Addr;
@@ -238,7 +238,7 @@ fn what_a_vm_of_this_host_listens_to_is_shown_also_with_a_list_unless_it_is_in_a
     assert!(w.host.change(Change::Reload {}).done);
     let mut cards = ["a", "b"].map(|vm| Guest::boot(&w.dir.join(vm), PLAIN));
     cards.iter_mut().for_each(|card| card.offer(16));
-    // Who has changed first is told of first.
+    // The first change is reported first.
     let mut guests = ["b", "a"].map(|vm| toe::boot(&w.dir, vm));
     guests.iter_mut().for_each(|guest| listen(guest, "10.0.0.1:80"));
     let shown = |name: &str| {

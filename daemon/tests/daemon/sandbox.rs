@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 use crate::guest::{Guest, PLAIN};
 use crate::host::{Dir, Host, LIMIT};
 
-/// What /proc/PID/status says behind `name`.
+/// The value behind `name` in /proc/PID/status.
 fn field(status: &str, name: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(":\t"));
     u64::from_str_radix(line.unwrap().trim(), 16).unwrap()

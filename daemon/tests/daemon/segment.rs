@@ -95,7 +95,7 @@ fn sum(pieces: &[&[u8]]) -> u16 {
     u16::try_from(sum).unwrap()
 }
 
-/// What a received segment says; its checksums have been verified.
+/// A received segment; its checksums have been verified.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Seen {
     pub(crate) flags: u8,

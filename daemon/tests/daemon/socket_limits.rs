@@ -21,7 +21,7 @@ use crate::toe::{SERVER, boot, bytes};
 use crate::turns::{Daemon, run, start};
 
 const BYTES_PER_S: u64 = 1_000_000;
-/// What goes at once, and the last packet of a guest.
+/// Bytes that go at once, and the last packet of a guest.
 const AHEAD: usize = 3000 + (64 << 10);
 
 fn limit(daemon: &RefCell<Daemon>, vm: u16, way: Direction, bytes_per_s: Option<u64>) {

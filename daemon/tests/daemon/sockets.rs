@@ -30,7 +30,7 @@ const RX_BUFFERS: u64 = GUEST_BASE + (1 << 20);
 const TX_BUFFERS: u64 = GUEST_BASE + (3 << 20);
 const TX_COUNT: u64 = 64;
 pub(crate) const QUEUE_SIZE: u16 = 128;
-/// What Linux has by default.
+/// Linux's default.
 const BUF_ALLOC: u32 = 256 << 10;
 /// The process that asks has this port, and the next one the next.
 const CONTROL: u32 = 1024;
@@ -43,7 +43,7 @@ pub(crate) struct Socket {
     pub(crate) is_reset: bool,
     /// The other stream has ended.
     pub(crate) has_ended: bool,
-    /// What came and was not read.
+    /// Bytes that came and were not read.
     pub(crate) unread: Vec<u8>,
     /// All that was read.
     pub(crate) got: Vec<u8>,
@@ -121,16 +121,16 @@ pub(crate) struct SocketGuest {
     sent: u64,
     /// Packets that came and were not looked at: their lengths.
     came: VecDeque<u32>,
-    /// What its driver has to say and has no place for.
+    /// Packets of its driver that have no place yet.
     replies: VecDeque<Header>,
     /// Buffers that were taken are offered again.
     pub(crate) refills: bool,
-    /// What its sockets have room for.
+    /// Bytes of its sockets' buffers.
     pub(crate) buffer: u32,
     /// Bytes that its processes write at a time.
     pub(crate) most: usize,
     pub(crate) sockets: BTreeMap<Ports, Socket>,
-    /// Whose sockets connect, as they say.
+    /// The program that its sockets name.
     pub(crate) program: Program,
     /// The address that they connect from; unspecified: the first that there is.
     pub(crate) from: IpAddr,
@@ -308,7 +308,7 @@ impl SocketGuest {
         }
     }
 
-    /// What its driver and its processes do now; whether that was anything.
+    /// Runs its driver and its processes; returns whether they did anything.
     pub(crate) fn step(&mut self) -> bool {
         self.rings[0].set_used_event(self.rings[0].used_idx);
         fence(Ordering::SeqCst);
@@ -438,7 +438,7 @@ impl SocketGuest {
         self.offer(taken as u64);
     }
 
-    /// Whoever signals something on its rings of packets has to wait from now on.
+    /// A writer of its signals for packets blocks from now on.
     pub(crate) fn stuffs_its_signals(&self) {
         self.call[..2].iter().for_each(stuff);
     }

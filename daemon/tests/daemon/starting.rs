@@ -1,4 +1,4 @@
-//! What an operator reads when the daemon does not start.
+//! Messages to an operator when the daemon does not start.
 
 use std::collections::BTreeMap;
 use std::os::linux::net::SocketAddrExt;
@@ -16,7 +16,7 @@ use crate::host::{Dir, Host, LIMIT, NOBODY, command, run};
 const MEMORY: &str = ", at most 142M of memory, and 2M for each GiB of guests' memory (4105M and \
                       all of its pages, without vm.memory_max, if VMMs mean harm)\n";
 
-/// What it said on its way out.
+/// Its last output.
 fn refusal(config: &std::path::Path) -> String {
     let output = run(&["--config", config.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1));

@@ -1,4 +1,4 @@
-//! Who reaches whom: isolation, VLANs, whose a MAC is.
+//! Reachability: isolation, VLANs, owners of MACs.
 
 use std::collections::BTreeMap;
 
@@ -117,7 +117,7 @@ fn a_mac_stays_whose_it_was_until_a_vmm_announces_that_it_has_moved() {
     thief.is_announced(A.mac());
     thief.send(&[tagged(7, frame(A, ALL))]);
     assert_eq!(b.receive(1), [frame(A, ALL).1]);
-    // What is announced for a guest in a VLAN is told there.
+    // Announcements for a guest in a VLAN are sent there.
     b.is_announced(B.mac());
     let told = thief.receive(1);
     assert_eq!((told[0].len(), &told[0][12..18]), (64, &[0x81, 0, 0, 7, 0x80, 0x35][..]));

@@ -77,7 +77,7 @@ pub(crate) fn ends_one_after_the_other(
     a.close(at_a);
 }
 
-/// What A writes and then closes arrives, also when A's socket has gone; B's ports.
+/// Bytes that A writes before its close arrive, also when A's socket has gone; returns B's ports.
 pub(crate) fn outlives_its_writer(a: &mut SocketGuest, b: &mut SocketGuest) -> Ports {
     let (at_a, at_b) = connect(a, b, SERVER);
     b.reads(at_b, false);
@@ -166,7 +166,7 @@ fn bytes_of_any_number_arrive_both_ways_and_both_ends_are_clean() {
     assert_eq!(toe(&host, "b").bytes_to_guest, 3_000_001);
 }
 
-/// What the daemon says of a VM's device.
+/// The daemon's status of a VM's device.
 pub(crate) fn toe(host: &Host, vm: &str) -> nightporter_api::ToeStatus {
     host.port(vm).vm.expect("a VM").toe.expect("it has the device")
 }
@@ -452,7 +452,7 @@ fn a_vm_that_is_stopped_and_goes_on_hears_that_its_connections_are_gone() {
         g[0].socket(at_a).is_reset && g[1].socket(at_b).is_reset
     });
     let (at_a, at_b) = connect(&mut a, &mut b, SERVER);
-    // Who listens hears that its lease is gone, and has nobody's port.
+    // A listener learns that its lease is gone, and has no other's port.
     b.stops_and_goes_on();
     until(&mut [&mut a, &mut b], "both hear of it", |g| {
         g[0].socket(at_a).is_reset && g[1].socket(at_b).is_reset
@@ -470,7 +470,7 @@ fn the_device_comes_changes_and_goes_while_the_daemon_runs() {
         let keys = keys.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
         host.change(Change::SetVm { name: vm.into(), keys })
     };
-    // What has nothing to do with it leaves it alone.
+    // Other changes leave it alone.
     set("a", &[("mtu", "1400")]);
     a.write(at_a, b"hello");
     until(&mut [&mut a, &mut b], "bytes", |g| g[1].socket(at_b).got == b"hello");

@@ -48,7 +48,7 @@ pub(crate) fn certificates() -> Dir {
     dir
 }
 
-/// What host `n` shows and believes, in files of its own, which `show` replaces.
+/// Certificates of host `n` and its CA, in files of its own, which `show` replaces.
 pub(crate) fn proof(dir: &Dir, from: &Dir, ca: &str, n: u8) -> String {
     show(dir, from, ca, n);
     let [ca, certificate, key] = ["ca.pem", "own.pem", "own.key"].map(|name| dir.join(name));
@@ -198,7 +198,7 @@ fn certificates_that_are_renewed_hold_at_once_and_streams_go_on() {
         g[1].socket(at_b).got.len() == sent.len()
     });
     assert!(b.socket(at_b).got == sent);
-    // What it has told before is good for nothing, and the first one's CA does not hold there.
+    // Its earlier tickets are invalid, and the first one's CA does not hold there.
     is_native(&mut a, SERVER);
     show(&dirs[0], &proofs, "other", 1);
     // A host that was not reached is left alone for a while.
@@ -301,13 +301,13 @@ fn who_does_not_prove_who_it_is_gets_no_ticket() {
         // Each is another day's news, but this is the same minute.
         until(&mut [], why, |_| n > 1 || has_said(&dir, why));
     }
-    // What is no TLS; who has no guests there; who says nothing.
+    // Bytes that are not TLS; a host without guests there; a silent one.
     Stranger::at(&names.0, 1, PROOF_PORT).says(&[0; 64]).is_hung_up_on();
     names.0.ip("addr add 192.0.2.4/24 dev v0");
     Stranger::at(&names.0, 4, PROOF_PORT).is_hung_up_on();
     Stranger::at(&names.0, 1, PROOF_PORT).is_hung_up_on();
     until(&mut [], "all are counted", |_| fabric(&two).unproven == 7);
-    // Whoever asks for nothing is no host either, and one that is gets as many as it asks for.
+    // A client that asks for nothing is no host either, and a host gets as many as it asks for.
     let mut stream = hosts.client(Some("ca-1"), PROTOCOL, Stranger::at(&names.0, 1, PROOF_PORT).0);
     stream.write_all(&[0]).unwrap();
     assert!(!matches!(stream.read(&mut [0; 64]), Ok(1..)));

@@ -31,7 +31,7 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// What the worker does between two turns, and a turn.
+    /// The worker's step between two turns, and a turn.
     pub(crate) fn serve(&mut self) {
         for port in (0..self.vms).map(PortId) {
             let device = self.toe.port_mut(port).expect("each VM has the device");
@@ -70,7 +70,7 @@ fn has_kicked(device: &VhostUserPort<Vsock>, vring: u16) -> bool {
     poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
 }
 
-/// What the configuration of the VM at this port says, whose address is its number and one.
+/// The configuration of the VM at this port, whose address is its number and one.
 pub(crate) fn member(vm: u16, isolated: bool) -> Member {
     let ips = vec![format!("10.0.0.{}", vm + 1).parse().unwrap()];
     Member { ips, network: (String::new(), None), isolated, to_itself: false }
@@ -143,7 +143,7 @@ fn a_vm_whose_rules_change_has_so_many_sockets_reset_in_a_turn_and_no_more() {
     listen(b, "10.0.0.2:80");
     let all: Vec<Ports> = (0..700).map(|_| try_connect(a, "10.0.0.2:80").unwrap()).collect();
     until(&mut [a, b], "all are open", |g| all.iter().all(|p| g[0].socket(*p).is_open));
-    // What it says from now on is heard when all of these have ended.
+    // Its later packets are handled when all of these have ended.
     let ports = Ports { guest: 900, host: control::PORT };
     b.begin(ports);
     let change = |isolated| {

@@ -252,7 +252,7 @@ fn an_uplink_that_was_taken_out_of_its_bridge_is_put_back_now_and_then() {
         ip("link set np0 nomaster");
         until_shown("link show np0", "master br0");
         host.until("lan", |lan| lan.link && lan.trouble.is_none());
-        // Who does it again may mean it.
+        // An operator who does it again may mean it.
         ip("link set np0 nomaster");
         host.until("lan", |lan| lan.trouble.as_deref() == Some("np0 is not in br0"));
     });

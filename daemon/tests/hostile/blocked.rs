@@ -1,4 +1,4 @@
-//! What used to stop the worker, and every VM's network with it.
+//! Attacks that used to stop the worker, and every VM's network with it.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};

@@ -35,7 +35,7 @@ impl Group {
         Some(group)
     }
 
-    /// What the daemon has of its own and of files without a disk; the page cache of its program is
+    /// The daemon's own memory and that of files without a disk; the page cache of its program is
     /// none of that.
     fn usage(&self) -> Option<u64> {
         let text = std::fs::read_to_string(self.0.join("memory.stat")).ok()?;

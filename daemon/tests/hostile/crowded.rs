@@ -1,5 +1,5 @@
-//! What used to be made for each of many neighbours, in a whole daemon. Counted in its status: what
-//! was read, what each of them got, what waits and what was dropped.
+//! Work that used to be done for each of many neighbours, in a whole daemon. Counted in its status:
+//! frames read, given to each of them, waiting and dropped.
 
 use nightporter_api::PortStatus;
 use nightporter_core::limits::{BACKLOG_BYTES_MAX, BACKLOGS_BYTES_MAX, GROUP_BYTES_MAX};

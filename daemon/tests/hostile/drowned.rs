@@ -1,5 +1,5 @@
-//! What used to take the worker's time from everybody else. Work is counted, not timed: how much of
-//! it one port can have done in a turn.
+//! Attacks that used to take the worker's time from everybody else. Work is counted, not timed: how
+//! much of it one port can have done in a turn.
 
 use std::os::fd::AsFd;
 

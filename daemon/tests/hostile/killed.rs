@@ -1,5 +1,5 @@
-//! What used to end the process, and every VM's network with it (docs/safety.md, "What is not
-//! promised").
+//! Attacks that used to end the process, and every VM's network with it (docs/safety.md, "What is
+//! not promised").
 
 use std::fs::File;
 use std::io::{ErrorKind, Write};

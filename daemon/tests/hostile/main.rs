@@ -1,8 +1,8 @@
 //! Front-ends, guests and others who mean harm, against a whole daemon: whatever they do, other VMs
 //! and the operator go on. `drowned` asks a port alone how much work it takes, `crowded` a daemon
-//! with many neighbours. What a port makes of nonsense is in `vhost_user/malicious.rs`.
+//! with many neighbours. Nonsense for one port is in `vhost_user/malicious.rs`.
 //!
-//! What it takes a million connections or thousands of ports to see is counted where there are so
+//! Costs that only a million connections or thousands of ports show are counted where there are so
 //! many: a link that flaps, a stop and a VM that goes in `core/src/engine/tests.rs` (`inv_20`,
 //! `life_05`, `life_06`), idle VMs and copies for 200 in `core/src/turn/tests.rs`, statuses and
 //! front-ends by turns in `daemon/src/worker/tests.rs`.

@@ -40,13 +40,13 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 const IDLE_TRIES: u32 = 64;
 const IDLE: Duration = Duration::from_micros(200);
 
-/// What two threads say to each other.
+/// Messages between two threads.
 #[derive(Default)]
 struct Brake {
     lever: Mutex<Lever>,
     moved: Condvar,
     deeds: AtomicU64,
-    /// What he had done, and not yet, when he last held.
+    /// His deeds done and not yet done when he last held.
     done: Mutex<(BTreeMap<&'static str, u64>, Vec<&'static str>)>,
 }
 
@@ -95,7 +95,7 @@ impl Brake {
     }
 }
 
-/// Whoever waits for him to hold must not do so for ever if this thread is at its end.
+/// A thread that waits for him to hold must not wait for ever if this thread ends.
 struct Over<'a>(&'a Brake, u64);
 
 impl Drop for Over<'_> {
@@ -134,13 +134,13 @@ fn victims(traps: usize) -> Vec<(String, &'static str, Vec<Device>)> {
         .collect()
 }
 
-/// What `--check` says of the daemon's memory.
+/// The daemon's memory by `--check`.
 fn announced(street: &Street) -> u64 {
     let source = Source { path: street.dir.join("np.toml"), overrides: BTreeMap::new() };
     source.load().unwrap().memory_max()
 }
 
-/// What the daemon takes of it, in words too: its own, its page tables, its store.
+/// The daemon's use of it, as text too: its own, its page tables, its store.
 fn taken(street: &Street) -> (u64, String) {
     let [own, tables] = ["RssAnon:", "VmPTE:"].map(|kind| street.host.bytes(kind));
     let store = street.dir.join("arena").metadata().unwrap().blocks() * 512;
@@ -148,7 +148,7 @@ fn taken(street: &Street) -> (u64, String) {
     (own + tables + store, shown)
 }
 
-/// What the daemon has seen of him: frames, lies in rings, memory that was not there, packets,
+/// The daemon's counts of him: frames, lies in rings, memory that was not there, packets,
 /// connections dropped because they made it wait.
 fn seen(street: &Street) -> [u64; 5] {
     let ports = street.host.status().ports;

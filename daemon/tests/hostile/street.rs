@@ -75,7 +75,7 @@ impl Street {
             frame.resize(60, n);
             let (speaker, hearer) = if from == 1 { (&mut *a, &mut *b) } else { (&mut *b, &mut *a) };
             speaker.send_plain(&frame);
-            // What the VM that means harm says to all arrives here too.
+            // Broadcasts of the hostile VM arrive here too.
             while !hearer.hears().contains(&frame) {
                 assert!(start.elapsed() < LIMIT, "{n}: nothing but others' frames");
             }

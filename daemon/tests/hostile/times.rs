@@ -1,9 +1,9 @@
 //! How long echoes take whose times are fixed beforehand, and whether that is too long.
 //!
-//! Whoever sends one echo after the other asks nothing while the other side stands: a worker that
+//! A sender of one echo after the other sends none while the other side stands: a worker that
 //! stands for 50 ms in each 200 makes one echo of thousands slow. So an echo is due every
-//! [`EVERY`], whatever became of the one before, and what counts is the time since it was due. Then
-//! each of them is so much of the time that passes: a hundredth of the echoes is a hundredth of it.
+//! [`EVERY`], whatever became of the one before, and the time since it was due counts. Then each of
+//! them is so much of the time that passes: a hundredth of the echoes is a hundredth of it.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -98,7 +98,7 @@ impl Echoes {
         format!("  alone:  {alone}\n  beside: {beside}\n  woken:  {woken}")
     }
 
-    /// What is wrong with them, if they are all.
+    /// The fault of a complete set of times, if there is one.
     pub(crate) fn judge(&self) -> Result<(), String> {
         let most = P99_MAX.max(self.alone.at(990) * TIMES_ALONE);
         if self.beside.at(990) > most {

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use crate::driver::WRITE;
 use crate::world::{BUFFERS, LINUX, QUEUE_SIZE, World, count};
 
-/// What a driver says about a 64 KB super-segment with 1448-byte segments.
+/// A driver's header of a 64 KB super-segment with 1448-byte segments.
 const TSO: VirtioNetHdr = VirtioNetHdr {
     flags: F_NEEDS_CSUM,
     gso_type: GSO_TCPV4,

@@ -46,7 +46,7 @@ impl Ram {
         Rc::new(Self { file, map: MmapRegion::from_file(map, len).unwrap() })
     }
 
-    /// Takes all of it away. Whoever touches it then gets SIGBUS, the test too.
+    /// Takes all of it away. An access then gets SIGBUS, the test's too.
     pub(crate) fn cut(&self) {
         self.cut_from(0);
     }
@@ -192,7 +192,7 @@ impl Driver {
         self.offer(&[(table, len)], INDIRECT)
     }
 
-    /// What the device has completed since the last call: head and bytes written.
+    /// Buffers that the device has completed since the last call: head and bytes written.
     pub(crate) fn used(&mut self) -> Vec<(u32, u32)> {
         let idx = self.ram.u16(self.used + 2);
         let mut found = Vec::new();

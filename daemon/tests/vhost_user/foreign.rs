@@ -19,7 +19,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use crate::driver::{Driver, GUEST_BASE, Ram, USER_BASE, WRITE};
 use crate::world::{BUFFERS, LINUX, QUEUE_SIZE, RAM_LEN, RING_FROM_GUEST, RING_TO_GUEST, port};
 
-/// What a worker does, for one port: every frame goes back to the guest. Ends with the connection.
+/// A worker for one port: every frame goes back to the guest. Ends with the connection.
 fn echo(mut port: VhostUserPort) -> VhostUserPort {
     let mut buf = vec![0; 70_000];
     loop {

@@ -169,7 +169,7 @@ fn a_log_full_of_lies_hurts_nobody() {
     log.set(1, 12, 0xffff_u16);
     log.set(1, 14, 0x1234_u16);
     restart(&mut world, &log);
-    // Whatever it takes, it takes no more than a queue holds, and the driver's reset repairs it.
+    // It takes at most as many as a queue holds, and the driver's reset repairs it.
     assert!(world.poll_frames().len() <= usize::from(QUEUE_SIZE));
     world.stop_ring(1);
     world.tx = crate::driver::Driver::new(&world.ram, crate::world::RING_FROM_GUEST, QUEUE_SIZE);

@@ -426,7 +426,7 @@ proptest! {
         prop_assert!(pushed <= usize::from(SIZE));
         world.port.flush_to_guest(0);
         let mut allowed = vec![used_ring(&world.rx)];
-        // What a writable buffer may be, in the ring or in any table: even the ring itself.
+        // Possible writable buffers, in the ring or in any table: even the ring itself.
         allowed.extend(writable(&before));
         expect_changes_within(&before, &world.ram.all(), &allowed)?;
     }

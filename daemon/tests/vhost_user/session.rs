@@ -314,7 +314,7 @@ fn notifiers_must_be_eventfds_and_may_be_pipes_where_the_configuration_says_so()
         let eventfd = new_eventfd();
         assert!(world.is_obeyed(request, &zero, &[eventfd.try_clone().unwrap()]));
         assert_eq!(count(&eventfd), 0);
-        // Who reads at their other end can hold a lock for which a write waits, and no signal ends.
+        // A reader at their other end can hold a lock for which a write waits, and no signal ends.
         let (one, _other) = UnixStream::pair().unwrap();
         let (_read, pipe) = rustix::pipe::pipe().unwrap();
         for fd in [one.into(), pipe] {

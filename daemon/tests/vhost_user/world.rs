@@ -281,7 +281,7 @@ impl World {
         self.say(Req::SET_MEM_TABLE, &table, &[fd.as_fd()]);
     }
 
-    /// What starts both rings, in the order QEMU has.
+    /// Starts both rings, in QEMU's order.
     pub(crate) fn start_rings(&mut self) {
         for index in 0..2 {
             self.start_ring(index);

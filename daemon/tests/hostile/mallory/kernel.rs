@@ -1,4 +1,4 @@
-//! What a villain has the kernel do for it, and what it forges of other hosts.
+//! A villain's system calls, and its forgeries of other hosts.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;

@@ -1,4 +1,4 @@
-//! What a villain does to its memory, and to its log of what is in flight.
+//! A villain's acts on its memory, and on its log of buffers in flight.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;

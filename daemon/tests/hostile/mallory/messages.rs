@@ -1,4 +1,4 @@
-//! What a villain says, and what it passes.
+//! A villain's messages and descriptors.
 
 use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
@@ -56,7 +56,7 @@ impl Villain {
         }
     }
 
-    /// What is neither memory nor an eventfd.
+    /// A descriptor that is neither memory nor an eventfd.
     pub(super) fn other_descriptor(&mut self, random: &mut Random) -> OwnedFd {
         match random.below(12) {
             0 => {
@@ -191,7 +191,7 @@ impl Villain {
         (0..1 + random.below(64)).filter(|_| connect_at_once(&self.socket).is_ok()).count() > 0
     }
 
-    /// Whoever signals that there are frames has to wait from now on.
+    /// A writer of its signal for frames blocks from now on.
     pub(super) fn stuffs_its_signal(&mut self) -> bool {
         fcntl_setfl(&self.call, OFlags::NONBLOCK).unwrap(); // else we are who waits
         while rustix::io::write(&self.call, &(u64::MAX - 1).to_ne_bytes()).is_err() {
@@ -201,7 +201,7 @@ impl Villain {
         true
     }
 
-    /// Whoever signals has to tell very many.
+    /// A signal wakes very many waiters.
     pub(super) fn calls_a_crowd(&mut self) -> bool {
         if !self.crowd.is_empty() {
             return false;

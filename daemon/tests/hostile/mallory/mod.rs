@@ -1,5 +1,5 @@
 //! A front-end that does whatever comes to its mind, to devices of several VMs: messages and
-//! descriptors of all kinds, ring contents, memory that goes. What it does comes from a seed.
+//! descriptors of all kinds, ring contents, memory that goes. Its deeds come from a seed.
 //!
 //! It lives many lives. In each it sets up a device, waits until that is obeyed, and does so many
 //! things with it that rings run most of the time; then it goes in one way or another.
@@ -44,7 +44,7 @@ const PLACES_COUNT: u64 = (RAM_LEN - (2 << 20)) / PLACE;
 /// Where a table of [`CRUMBS`] buffers is, and where these are.
 const TABLE: u64 = GUEST_BASE + (1 << 20) + (1 << 19);
 const CRUMBS: u64 = 1024;
-/// What a file without content may say that it has.
+/// Sizes of files without content.
 const SPARSE: [u64; 6] = [1 << 20, 1 << 30, 1 << 34, 1 << 40, 1 << 41, 1 << 46];
 /// Where that one is for the guest and the front-end, or twice as far, and so on.
 const FAR_AWAY: u64 = 1 << 42;
@@ -107,7 +107,7 @@ impl Random {
     }
 }
 
-/// What a villain attacks.
+/// The device that a villain attacks.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Device {
     /// A network card with so many pairs, whose memory may shrink.
@@ -167,17 +167,17 @@ struct Villain {
     /// [`WIDE`] is part of its memory.
     is_wide: bool,
     place: Place,
-    /// What holes are punched in, and whether somebody does so.
+    /// The file in which holes are punched, and whether a thread does so.
     sieve: Option<OwnedFd>,
     is_punched: Arc<AtomicBool>,
     puncher: mpsc::Sender<Sieve>,
-    /// What makes its signals slow: epolls.
+    /// Epolls that make its signals slow.
     crowd: Vec<OwnedFd>,
-    /// Who closes what it gave away.
+    /// The thread that closes descriptors given away.
     closer: mpsc::Sender<OwnedFd>,
     /// Where the overlay of the host receives.
     overlay: SocketAddrV4,
-    /// Who does not take what sockets have sent that it gave away.
+    /// Peers of sockets given away, which do not read.
     peers: VecDeque<TcpStream>,
 }
 
@@ -190,13 +190,13 @@ pub(crate) struct Mallory {
     small: Option<Tmpfs>,
     /// How many things are done to rings for one of the others, in a measure of its own.
     rings: u64,
-    /// What was done how often.
+    /// Number of each deed.
     pub(crate) done: BTreeMap<&'static str, u64>,
 }
 
 type Deed = fn(&mut Villain, &mut Random, Option<&Tmpfs>) -> bool;
 
-/// What it does to rings, and how often among other things.
+/// Deeds on rings, and their weights.
 const OF_RINGS: &[(u64, &str, Deed)] = &[
     (300, "frames", |it, random, _| it.sends_frames(random)),
     (150, "buffers", |it, random, _| it.offers_buffers(random)),
@@ -209,7 +209,7 @@ const OF_RINGS: &[(u64, &str, Deed)] = &[
     (20, "holes", |it, random, _| it.punches_a_hole(random)),
 ];
 
-/// What it says, or does to its memory, likewise. Some of it is obeyed only after a while.
+/// Messages and deeds on memory, likewise. Some are obeyed only after a while.
 const OTHERS: &[(u64, &str, Deed)] = &[
     (2, "cut memory", |it, _, _| it.cuts()),
     (2, "memory cut under frames", |it, random, _| it.cuts_what_it_offers(random)),
@@ -237,7 +237,7 @@ const OTHERS: &[(u64, &str, Deed)] = &[
     (2, "hangs up", |it, _, _| it.hangs_up()),
 ];
 
-/// What somebody does whom the daemon has to wait for.
+/// Deeds of a villain that the daemon has to wait for.
 const OF_TRAPS: &[(u64, &str, Deed)] = &[
     (30, "frames", |it, random, _| it.sends_frames(random)),
     (30, "buffers", |it, random, _| it.offers_buffers(random)),
@@ -259,7 +259,7 @@ impl Drop for Villain {
     }
 }
 
-/// Whoever finds that something is wrong wants to do the same again.
+/// A failure prints the seed, to repeat the run.
 impl Drop for Mallory {
     fn drop(&mut self) {
         if thread::panicking() {
@@ -278,10 +278,11 @@ impl Mallory {
         small: PathBuf,
         rings: u64,
     ) -> Self {
-        // Whoever closes such a thing last waits, and that may be he.
+        // The last close of such a descriptor blocks, and that may be the villain's.
         let (closer, things) = mpsc::channel::<OwnedFd>();
         thread::spawn(move || things.into_iter().for_each(drop));
-        // Whoever loses his core in the middle of a hole makes others wait until he has it again.
+        // A thread that loses its core in the middle of a hole makes others wait until it runs
+        // again.
         let (puncher, sieves) = mpsc::channel();
         thread::spawn(move || sieves.into_iter().for_each(memory::punch));
         let new = |(device, socket): &(Device, PathBuf)| {
@@ -303,7 +304,7 @@ impl Mallory {
         self.done.values().sum()
     }
 
-    /// What it can do here and has not done yet.
+    /// Deeds that are possible here and not done yet.
     pub(crate) fn missing(&self) -> Vec<&'static str> {
         let has_place = self.small.is_some();
         let all = [OF_RINGS, OTHERS, OF_TRAPS, OF_CROWDS, OF_SIEVES].into_iter().flatten();
@@ -338,7 +339,7 @@ impl Mallory {
     }
 }
 
-/// What to do next.
+/// The next deed.
 fn draw(random: &mut Random, device: Device, rings: u64) -> (&'static str, Deed) {
     let (more, deeds) = match device {
         Device::Trap => (1, [OF_TRAPS, &[]]),

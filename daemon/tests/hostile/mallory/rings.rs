@@ -1,4 +1,4 @@
-//! What a villain does to its rings.
+//! A villain's deeds on its rings.
 
 use super::{
     AVAIL, CRUMBS, PLACE, PLACES, PLACES_COUNT, QUEUE_SIZE, RING, Random, SIEVE, SIEVE_AT, TABLE,

@@ -92,7 +92,8 @@ impl Villain {
         self.sends(&bytes, fds)
     }
 
-    /// What the socket does not take ends the connection; the daemon may have hung up long ago.
+    /// Bytes that the socket does not take end the connection; the daemon may have hung up long
+    /// ago.
     pub(super) fn sends(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
         let Some(stream) = &self.stream else { return false };
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
