@@ -6,7 +6,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -51,12 +50,6 @@ impl<Job: Send + 'static, Done: Send + 'static> Aside<Job, Done> {
     /// Begins with `job`; there must be no other.
     pub(crate) fn begin(&self, job: Job) {
         self.jobs.try_send(job).expect("one at a time");
-    }
-
-    /// The result, once there is one; `None` if it takes longer.
-    #[must_use]
-    pub(crate) fn wait(&self, limit: Duration) -> Option<Done> {
-        self.done.recv_timeout(limit).ok()
     }
 
     /// The result.

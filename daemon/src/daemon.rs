@@ -7,13 +7,14 @@ use nightporter_core::engine::{AddPortError, Engine};
 use nightporter_core::port::{PortConfig, PortId};
 use nightporter_registry::Registry;
 
-use crate::change::{Prepared, Preparer, Running, Step};
+use crate::change::{Prepared, Running};
 use crate::control::{self, Control, ControlServer};
 use crate::desk::{Desk, LinkWatch};
 use crate::opener::Opener;
 use crate::port::Port;
 use crate::timer::monotonic_now;
 use crate::toe::Doors;
+use crate::worker::steps::Step;
 use crate::worker::{Worker, WorkerConfig};
 
 /// See the module doc.
@@ -51,11 +52,6 @@ impl Daemon {
         let (control, mail) = Control::new(endpoints)?;
         self.control = Some(control.start(&mail)?);
         self.desk.set_mail(&self.worker.epoll, mail)
-    }
-
-    /// Ports may come, go and change from now on.
-    pub(crate) fn set_changes(&mut self, preparer: Preparer, running: Running) -> io::Result<()> {
-        self.desk.set_changes(&self.worker.epoll, preparer, running)
     }
 
     /// Missing uplinks and overlays are tried again from now on.

@@ -18,7 +18,7 @@ use nix::unistd::Pid;
 use crate::arena_file::{self, ArenaFile};
 use crate::booster;
 use crate::broker::connector::Connector;
-use crate::change::{self, Failure, Means, Prepared, Running, Step};
+use crate::change::{Failure, Means, Prepared, Preparer, Running};
 use crate::config::registry_files::registry_files;
 use crate::config::station::at_strangers;
 use crate::config::warnings::uneven_mtus;
@@ -37,6 +37,7 @@ use crate::timer::monotonic_now;
 use crate::vhost::signals;
 use crate::watchdog;
 use crate::worker::WorkerConfig;
+use crate::worker::steps::Step;
 
 /// Runs the daemon in the calling thread until a signal ends it.
 ///
@@ -96,19 +97,19 @@ fn start(
     check(owners.clone().map(drop)); // without them every VM is our own user's, and nothing starts
     let first = Prepared::first(config, owners.unwrap_or_default(), arena.size);
     let running = open_ports(&mut daemon, first, &openings, &mut check);
+    let (owners, dirs) = (sandbox.owners.clone(), sandbox.dirs.clone());
+    let means = Means { openings, owners, dirs };
     let endpoints = Endpoints {
         signals: Some(signals),
         supervisor,
         broker: Some(Arc::clone(&sandbox.broker)),
         operators: operators.ok(),
         metrics: None,
+        preparer: Some(Preparer::new(source, means, Arc::clone(&arena), running)),
     };
     check(start_control(&mut daemon, endpoints, settings));
     check(find_each_other(&mut daemon, config, sandbox));
     check(open_doors(&mut daemon, sandbox));
-    let (owners, dirs) = (sandbox.owners.clone(), sandbox.dirs.clone());
-    let means = Means { openings, owners, dirs };
-    check(allow_changes(&mut daemon, running, source, means, &arena));
     check(place(settings, booster::is_wanted(config)));
     let warnings = large_mtus(config).into_iter().chain(uneven_mtus(config));
     warnings.chain(at_strangers(config)).for_each(|warning| tracing::warn!("{warning}"));
@@ -153,19 +154,6 @@ pub(crate) fn registry_of(
     let (members, prefix, ttl_s) = (registry.etcd.clone(), registry.prefix.clone(), registry.ttl_s);
     let connector = etcd::Connector::new(move |member| connector.connect(member));
     Ok(etcd::Config { members, connector, tls, user, prefix, ttl_s })
-}
-
-/// Ports may come, go and change. Before the worker has its place, which threads inherit.
-fn allow_changes(
-    daemon: &mut Daemon,
-    running: Running,
-    source: Source,
-    means: Means,
-    arena: &Arc<ArenaFile>,
-) -> Result<(), StartError> {
-    change::start(source, means, Arc::clone(arena))
-        .and_then(|preparer| daemon.set_changes(preparer, running))
-        .map_err(|e| error(e, "allow more threads and open files"))
 }
 
 /// The engine over its arena.

@@ -19,8 +19,6 @@ pub(crate) enum Token {
     Links,
     /// The broker has ended.
     Broker,
-    /// A change of ports is prepared.
-    Changes,
     /// Missing uplinks and overlays were tried again.
     Opener,
     /// There is mail: orders to the worker, or its reports.
@@ -68,7 +66,6 @@ impl Token {
             Self::Signal => pack(1, 0, 0),
             Self::Timer => pack(2, 0, 0),
             Self::Links => pack(11, 0, 0),
-            Self::Changes => pack(12, 0, 0),
             Self::Registry => pack(13, 0, 0),
             Self::Opener => pack(14, 0, 0),
             Self::Mail => pack(15, 0, 0),
@@ -108,7 +105,6 @@ impl Token {
             1 => Self::Signal,
             2 => Self::Timer,
             11 => Self::Links,
-            12 => Self::Changes,
             13 => Self::Registry,
             14 => Self::Opener,
             15 => Self::Mail,
@@ -152,7 +148,6 @@ mod tests {
             Token::Timer,
             Token::Links,
             Token::Broker,
-            Token::Changes,
             Token::Registry,
             Token::ControlListener,
             Token::Control(u16::MAX),

@@ -14,7 +14,8 @@
 //! memory that is. After a turn of more than [`SHORT`] it looks every other millisecond, for a
 //! hundred times as long as that turn took.
 //!
-//! As long as no turn blocks, systemd is told so; without these messages it restarts the daemon.
+//! As long as no turn blocks, of the worker or of control, systemd is told so; without these
+//! messages it restarts the daemon.
 //!
 //! Cost: two stores and a look at the clock a turn, and a thread that wakes ten times a second.
 
@@ -40,6 +41,9 @@ const LIMIT: Duration = Duration::from_secs(1);
 /// If turns are longer than this, calls are interrupted, and writes to descriptors of others are
 /// measured. 500 interrupts take less than a turn of this length.
 const LONG: Duration = Duration::from_millis(5);
+/// A turn of control stands if it does not go on for so long. It may wait for the configuration
+/// file (3 s, twice), for the broker (30 s), and for an arena's memory (a gigabyte takes 0.3 s).
+const CONTROL_LIMIT: Duration = Duration::from_secs(120);
 /// How often it looks.
 const LOOK_INTERVAL: StdDuration = StdDuration::from_millis(100);
 /// How often a long turn is looked at, and every turn while a culprit is about.
@@ -62,6 +66,19 @@ static TURN: AtomicU64 = AtomicU64::new(0);
 static SUSPECTS: AtomicBool = AtomicBool::new(false);
 /// Turns that stood.
 static STALLS: AtomicU64 = AtomicU64::new(0);
+
+/// When control's turn began or last went on, in nanoseconds; 0 while it waits for events.
+static CONTROL: AtomicU64 = AtomicU64::new(0);
+
+/// Control begins a turn, or goes on with it. `None`: it is about to wait for events.
+pub(crate) fn handle_control(now: Option<Instant>) {
+    CONTROL.store(now.map_or(0, Instant::as_nanos), Ordering::Relaxed);
+}
+
+/// Whether a turn that began at `turn` takes longer than `limit`; 0: there is none.
+fn lasts_for(now: Instant, turn: u64, limit: Duration) -> bool {
+    turn != 0 && now.since(Instant::from_nanos(turn)) > limit
+}
 
 /// Turns that took longer than a second.
 pub(crate) fn stalls() -> u64 {
@@ -161,7 +178,7 @@ struct Until {
 
 /// Looks at a turn that began at `turn`; 0: there is none. `noticed`: the last one that stood.
 fn look(now: Instant, turn: u64, until: Until, noticed: &mut u64) -> Look {
-    let lasts_for = |limit| turn != 0 && now.since(Instant::from_nanos(turn)) > limit;
+    let lasts_for = |limit| lasts_for(now, turn, limit);
     let (is_long, stands) = (lasts_for(LONG), lasts_for(LIMIT));
     let has_stalled = stands && std::mem::replace(noticed, turn) != turn;
     let close = is_long || now < until.beware;
@@ -190,6 +207,7 @@ pub(crate) fn start(
     let mut witness = Witness::new(eye);
     let watchdog = thread::Builder::new().name("watchdog".into()).spawn(move || {
         let (mut noticed, mut known, mut told) = (0, 0, std::time::Instant::now());
+        let mut control_stands = false;
         loop {
             let now = monotonic_now();
             let turn = TURN.load(Ordering::Relaxed);
@@ -213,7 +231,12 @@ pub(crate) fn start(
                 told = std::time::Instant::now();
                 closer::look();
                 refused::report(&mut known);
-                if !seen.stands {
+                let control = lasts_for(now, CONTROL.load(Ordering::Relaxed), CONTROL_LIMIT);
+                if control && !std::mem::replace(&mut control_stands, control) {
+                    tracing::error!("control has stood for {} s", CONTROL_LIMIT.as_millis() / 1000);
+                }
+                control_stands &= control;
+                if !seen.stands && !control {
                     supervisor.iter().for_each(|supervisor| supervisor.lives());
                 }
             }
@@ -227,6 +250,17 @@ pub(crate) fn start(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn control_stands_when_it_has_not_gone_on_for_two_minutes_and_not_while_it_waits() {
+        let begin = Instant::from_secs(1000);
+        let stands = |now, turn| lasts_for(now, turn, CONTROL_LIMIT);
+        let late = begin + Duration::from_secs(121);
+        assert!(!stands(begin + CONTROL_LIMIT, begin.as_nanos()));
+        assert!(stands(late, begin.as_nanos()));
+        assert!(!stands(late, late.as_nanos()), "it has gone on");
+        assert!(!stands(late, 0));
+    }
 
     #[test]
     fn a_call_is_interrupted_soon_and_sooner_while_somebody_is_about_who_makes_us_wait() {

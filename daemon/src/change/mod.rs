@@ -4,11 +4,12 @@
 //! A change is planned, prepared and applied. The plan has the wanted configuration, and the steps
 //! that lead there from the present one ([`Plan`]); if only a restart can make one of the changes,
 //! the whole plan is refused. Preparation takes memory, interfaces and sockets, so that nothing can
-//! fail any more. Both happen on a thread of their own ([`Preparer`]), because reading a file,
-//! making an interface and taking gigabytes of memory may wait. Then the worker applies one step
-//! between two turns (`desk::changes`). There is one change at a time. The start is one too, from a
-//! configuration without ports: then all steps are taken at once, and an interface or socket that
-//! cannot be opened refuses nothing, because its port tries again ([`Prepared::first`]).
+//! fail any more. Both happen in control's thread ([`Preparer`]), because reading a file, making an
+//! interface and taking gigabytes of memory may wait. Then the worker takes one step after the
+//! other, each between two turns (`worker::steps`). There is one change at a time. The start is one
+//! too, from a configuration without ports: then all steps are taken at once, and an interface or
+//! socket that cannot be opened refuses nothing, because its port tries again
+//! ([`Prepared::first`]).
 
 mod file;
 mod plan;
@@ -16,22 +17,23 @@ mod prepare;
 mod resources;
 
 use std::collections::BTreeSet;
-use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use nightporter_api::{Change, Direction};
+use nightporter_api::{Change, Direction, Request};
+use nightporter_core::limits::PAGE;
 use nightporter_core::store::arena::ArenaSize;
 
 use crate::arena_file::ArenaFile;
-use crate::aside::Aside;
 use crate::config::{Config, DaemonConfig, Source, VmConfig};
 use crate::errors::StartError;
 use crate::owners::Owners;
 use crate::port::build::Openings;
+use crate::worker::steps::Step;
 
-pub use plan::{Plan, Step};
-pub(crate) use resources::{Failure, Resources, Socket};
+pub use plan::Plan;
+pub(crate) use resources::{Failure, Resources};
 
 /// The running configuration.
 #[derive(Clone, Debug)]
@@ -42,19 +44,6 @@ pub struct Running {
     pub by_command: BTreeSet<String>,
     /// The arena's memory: the most that was needed since the start.
     pub size: ArenaSize,
-}
-
-/// A change to prepare.
-#[derive(Debug)]
-pub struct Job {
-    /// The operator's change.
-    pub change: Change,
-    /// Only to show the plan.
-    pub dry_run: bool,
-    /// The running configuration.
-    pub running: Running,
-    /// Pages that VMs still use beyond their budgets, which became smaller.
-    pub excess_pages: u64,
 }
 
 /// It can be applied.
@@ -68,8 +57,6 @@ pub struct Prepared {
     pub(crate) resources: Resources,
     /// The users who may connect to the VMs' sockets.
     pub(crate) owners: Owners,
-    /// [`Job::dry_run`].
-    pub dry_run: bool,
 }
 
 impl Running {
@@ -116,19 +103,7 @@ impl Prepared {
         let plan = Plan::between(&none, config); // and this is the restart that it may need
         let config = Arc::new(config.clone());
         let target = Running { config, by_command: BTreeSet::new(), size };
-        Self { plan, target, resources: Resources::default(), owners, dry_run: false }
-    }
-
-    /// A command changed that meanwhile: the later change counts.
-    pub fn note(&mut self, vm: &str, setting: Setting) {
-        setting.set(&mut self.target.config, vm);
-        for step in &mut self.plan.steps {
-            if let Step::SetVm(both) = step
-                && both.1.name == vm
-            {
-                setting.set_vm(&mut both.1);
-            }
-        }
+        Self { plan, target, resources: Resources::default(), owners }
     }
 }
 
@@ -144,6 +119,19 @@ pub enum Setting {
 }
 
 impl Setting {
+    /// The VM and the setting of a command that changes one.
+    pub(crate) fn of(request: &Request) -> Option<(String, Self)> {
+        let (vm, setting) = match request {
+            Request::Offload { vm, on } => (vm, Self::AckOffload(*on)),
+            Request::CongestionOffload { vm, on } => (vm, Self::CongestionOffload(*on)),
+            Request::RateLimit { vm, direction, mbit_s } => {
+                (vm, Self::RateLimit(*direction, *mbit_s))
+            }
+            _ => return None,
+        };
+        Some((vm.clone(), setting))
+    }
+
     /// Sets it; `false`: there is no such VM.
     pub fn set(self, config: &mut Arc<Config>, vm: &str) -> bool {
         let at = Arc::make_mut(config).vms.iter_mut().find(|at| at.name == vm);
@@ -156,15 +144,6 @@ impl Setting {
             Self::CongestionOffload(on) => vm.congestion_offload = on,
             Self::RateLimit(Direction::FromGuest, limit) => vm.rate_limit_from_guest_mbit_s = limit,
             Self::RateLimit(Direction::ToGuest, limit) => vm.rate_limit_to_guest_mbit_s = limit,
-        }
-    }
-
-    /// The later of both is enough.
-    #[must_use]
-    pub fn is_of_the_key_of(self, other: Self) -> bool {
-        match (self, other) {
-            (Self::RateLimit(a, _), Self::RateLimit(b, _)) => a == b,
-            (a, b) => std::mem::discriminant(&a) == std::mem::discriminant(&b),
         }
     }
 }
@@ -186,9 +165,6 @@ impl Refusal {
     }
 }
 
-/// Prepares changes.
-pub(crate) type Preparer = Aside<Job, Result<Prepared, Refusal>>;
-
 /// The ways in which a running daemon still opens something, after it has given its other rights
 /// away.
 #[derive(Debug)]
@@ -200,14 +176,39 @@ pub(crate) struct Means {
     pub(crate) dirs: Vec<PathBuf>,
 }
 
-/// Starts that, for a daemon whose configuration comes from `source`.
-///
-/// # Errors
-/// The system's.
-pub(crate) fn start(source: Source, means: Means, arena: Arc<ArenaFile>) -> io::Result<Preparer> {
-    let file = file::File::new(source)?;
-    let prepare = move |job| prepare::prepare(job, &file, &means, &arena);
-    Aside::start("changes", prepare, || Err(Refusal::mistake()))
+/// Plans and prepares changes of the running configuration.
+#[derive(Debug)]
+pub(crate) struct Preparer {
+    file: file::File,
+    means: Means,
+    arena: Arc<ArenaFile>,
+    pub(crate) running: Running,
+}
+
+impl Preparer {
+    /// For a daemon whose configuration comes from `source`.
+    pub(crate) const fn new(
+        source: Source,
+        means: Means,
+        arena: Arc<ArenaFile>,
+        running: Running,
+    ) -> Self {
+        Self { file: file::File::new(source), means, arena, running }
+    }
+
+    /// Prepares a change, unless it is a `dry_run`; a mistake of ours in that refuses this change,
+    /// and ends nothing. `pages`: those that VMs may use, or still use.
+    pub(crate) fn prepare(
+        &mut self,
+        change: &Change,
+        dry_run: bool,
+        pages: u64,
+    ) -> Result<Prepared, Refusal> {
+        let budgets = self.running.config.vms.iter().map(|vm| vm.budget / PAGE as u64);
+        let excess = pages.saturating_sub(budgets.sum());
+        let prepared = AssertUnwindSafe(|| prepare::prepare(self, change, dry_run, excess));
+        catch_unwind(prepared).unwrap_or_else(|_| Err(Refusal::mistake()))
+    }
 }
 
 #[cfg(test)]

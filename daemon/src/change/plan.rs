@@ -2,12 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use nightporter_registry::Station;
-
 use crate::config::keys::{Keys, differences};
-use crate::config::{
-    Config, OverlayConfig, RegistryConfig, ToeConfig, ToeRule, UplinkConfig, VmConfig,
-};
+use crate::config::{Config, OverlayConfig, RegistryConfig, ToeConfig, UplinkConfig, VmConfig};
+use crate::worker::steps::Step;
 
 /// Keys of `[daemon]` that are changed in a running daemon.
 const LIVE: [&str; 1] = ["drain_timeout_s"];
@@ -17,33 +14,6 @@ const LIVE_OF_OVERLAYS: [&str; 2] = ["peers", "mtu"];
 const AT_CONNECT: [&str; 3] = ["mac", "mtu", "queue_pairs"];
 /// Keys of a VM that a socket has from when it is made.
 const OF_A_SOCKET: [&str; 2] = ["socket_user", "socket_group"];
-
-/// One thing to do.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub enum Step {
-    /// The VM's port goes; its connections end (LIFE-05).
-    RemoveVm(String),
-    /// The uplink goes.
-    RemoveUplink(String),
-    /// The overlay goes.
-    RemoveOverlay(String),
-    /// Other keys for a VM whose port stays: the old and the new ones.
-    SetVm(Box<(VmConfig, VmConfig)>),
-    /// Other rules for connections by TOE.
-    SetToeRules(Vec<ToeRule>),
-    /// Another list of stations.
-    SetStations(Vec<Station>),
-    /// Another `daemon.drain_timeout_s`.
-    SetDrainTimeout(u64),
-    /// Other peers or another MTU for an overlay.
-    SetOverlay(Box<OverlayConfig>),
-    /// An overlay comes.
-    AddOverlay(Box<OverlayConfig>),
-    /// An uplink comes.
-    AddUplink(UplinkConfig),
-    /// A VM comes.
-    AddVm(Box<VmConfig>),
-}
 
 /// Steps in an order in which each of them can be taken.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]

@@ -9,27 +9,28 @@ use nightporter_core::store::arena::ArenaSize;
 
 use super::file::File;
 use super::resources::{Failure, Resources};
-use super::{Job, Means, Plan, Prepared, Refusal, Running, Step};
-use crate::arena_file::{self, ArenaFile};
+use super::{Means, Plan, Prepared, Preparer, Refusal, Running};
+use crate::arena_file;
 use crate::config::warnings::uneven_mtus;
 use crate::config::{Config, Problems, UplinkConfig, VmConfig};
+use crate::worker::steps::Step;
 
 /// How long an interface may take to close.
 const CLOSING_MAX: Duration = Duration::from_secs(2);
 
-/// Plans `job`, and unless it is only to be shown, opens and allocates the interfaces, sockets and
-/// memory that it needs. If the change is refused, they are released.
+/// Plans a change, and unless it is only to be shown, opens and allocates the interfaces, sockets
+/// and memory that it needs. If the change is refused, they are released.
 pub(super) fn prepare(
-    job: Job,
-    file: &File,
-    means: &Means,
-    arena: &ArenaFile,
+    Preparer { file, means, arena, running }: &mut Preparer,
+    change: &Change,
+    dry_run: bool,
+    excess_pages: u64,
 ) -> Result<Prepared, Refusal> {
-    let Job { change, dry_run, running, excess_pages } = job;
-    let target = target(&change, &running, file)?;
+    let running = &*running;
+    let target = target(change, running, file)?;
     let plan = Plan::between(&running.config, &target.config);
     let owners = means.owners.clone().map_err(|e| refusal(&e))?;
-    let mut prepared = Prepared { plan, target, resources: Resources::default(), owners, dry_run };
+    let mut prepared = Prepared { plan, target, resources: Resources::default(), owners };
     let vms = &prepared.target.config.vms;
     let is_new = |vm: &&VmConfig| !running.config.vms.contains(vm);
     if let Some(vm) = vms.iter().filter(is_new).find(|vm| prepared.owners.find(vm).is_none()) {
@@ -51,7 +52,7 @@ pub(super) fn prepare(
             fix: "put that back as it was, or restart nightporterd; nothing was changed".into(),
         });
     }
-    target.size = size(&running, &target.config, plan, excess_pages);
+    target.size = size(running, &target.config, plan, excess_pages);
     if plan.steps.iter().any(|step| matches!(step, Step::AddUplink(_))) {
         // The broker reads the file for it, and its caller waits for that.
         file.must_answer()?;
@@ -71,7 +72,7 @@ fn warn_of_mtus(before: &Config, now: &Config) {
 }
 
 /// The configuration that should run.
-fn target(change: &Change, running: &Running, file: &File) -> Result<Running, Refusal> {
+fn target(change: &Change, running: &Running, file: &mut File) -> Result<Running, Refusal> {
     let mut target = running.clone();
     if let Change::Reload {} = change {
         let mut config = file.load()?;
@@ -191,7 +192,7 @@ fn unknown(kind: &str, name: &str) -> Refusal {
 }
 
 /// Of an error whose text has its fix in it.
-fn refusal(error: &impl std::fmt::Display) -> Refusal {
+pub(super) fn refusal(error: &impl std::fmt::Display) -> Refusal {
     let text = error.to_string();
     match text.split_once("\n    fix: ") {
         Some((what, fix)) => {

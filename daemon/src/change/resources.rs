@@ -7,13 +7,15 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::Step;
 use crate::config::VmConfig;
 use crate::errors::{StartError, error};
 use crate::owners::Owners;
 use crate::port::build::{OpenFailure, Openings, make_parent, toe_name};
 use crate::port::{Lost, Port, Wanted};
+use crate::timer::monotonic_now;
 use crate::vhost::listener::{Access, ListenError, Listener};
+use crate::watchdog;
+use crate::worker::steps::{Opened, Socket, Step};
 
 /// How often an interface that is in use is tried again.
 const BUSY_LOOK: Duration = Duration::from_millis(10);
@@ -28,17 +30,6 @@ pub(crate) struct Resources {
     listeners: BTreeMap<String, Socket>,
     /// Paths of sockets that earlier steps give up.
     freed: Vec<PathBuf>,
-}
-
-/// A socket of a VM.
-#[derive(Debug)]
-pub(crate) enum Socket {
-    /// It is open.
-    Open(Listener),
-    /// A port that goes still has its path.
-    Later,
-    /// It could not be made, and the error was reported.
-    Failed,
 }
 
 /// The error of one resource.
@@ -77,6 +68,7 @@ impl Resources {
         openings: &Openings,
         patience: Duration,
     ) -> Result<(), Failure> {
+        watchdog::handle_control(Some(monotonic_now()));
         match step {
             Step::RemoveVm(_)
             | Step::RemoveUplink(_)
@@ -108,14 +100,22 @@ impl Resources {
         self.freed.extend(sockets_of(vm).into_iter().map(|(_, path)| path));
     }
 
-    /// The port of an uplink or overlay.
-    pub(crate) fn take_port(&mut self, name: &str) -> Option<Port> {
-        self.ports.remove(name)
-    }
-
-    /// The socket of a VM or of a VM's socket device.
-    pub(crate) fn take_socket(&mut self, name: &str) -> Socket {
-        self.listeners.remove(name).unwrap_or(Socket::Later)
+    /// What was opened for `step`.
+    pub(crate) fn take(&mut self, step: &Step, owners: &Owners) -> Opened {
+        let port = |ports: &mut BTreeMap<_, _>, name| Opened {
+            port: ports.remove(name),
+            ..Opened::default()
+        };
+        let vm = match step {
+            Step::AddUplink(uplink) => return port(&mut self.ports, &uplink.name),
+            Step::AddOverlay(overlay) => return port(&mut self.ports, &overlay.name),
+            Step::AddVm(vm) => vm,
+            Step::SetVm(both) => &both.1,
+            _ => return Opened::default(),
+        };
+        let names = [vm.name.clone(), toe_name(&vm.name)];
+        let sockets = names.into_iter().filter_map(|name| self.listeners.remove_entry(&name));
+        Opened { port: None, sockets: sockets.collect(), access: owners.access(vm) }
     }
 
     fn open_port(

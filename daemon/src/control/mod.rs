@@ -1,10 +1,12 @@
 //! Control: a thread with an epoll set of its own, for work that is not about frames. It serves
-//! operators and scrapers, and takes signals. The desk, between two turns of the worker, executes
-//! the requests that need the engine, and has the rest so far (docs/design/control.md).
+//! operators and scrapers, takes signals, and makes changes. It may wait, for a file or the kernel.
+//! The desk, between two turns of the worker, executes the requests that need the engine, and has
+//! the rest so far (docs/design/control.md).
 //!
 //! It and the worker's thread know of each other only [`Order`]s and [`Report`]s. A client whose
 //! request the worker has is held until the report is there.
 
+mod changes;
 pub(crate) mod conn;
 mod metrics;
 mod operators;
@@ -13,10 +15,11 @@ use std::collections::BTreeSet;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread;
 
-use nightporter_api::{Reply, Status};
-use nightporter_core::time::Instant;
+use nightporter_api::{Change, Reply, Request, Status};
+use nightporter_core::time::{Duration, Instant};
 use nightporter_registry::mail::Bell;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -24,6 +27,7 @@ use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
 use crate::broker::Broker;
+use crate::change::{Preparer, Setting};
 use crate::log;
 use crate::refused;
 use crate::resting::Resting;
@@ -34,6 +38,7 @@ use crate::watchdog;
 use crate::worker::orders::{
     Client, ControlMail, Order, Report, WorkerMail, WorkerStatus, worker_mail,
 };
+use changes::Changes;
 use conn::Allowance;
 pub(crate) use metrics::MetricsServer;
 pub use metrics::is_metrics_request;
@@ -45,6 +50,8 @@ use operators::line;
 const EVENTS_MAX: usize = 64;
 /// Reports taken from the worker at a time.
 const REPORTS_PER_TURN: usize = 64;
+/// How long the end of the daemon waits for it.
+const END_MAX: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// The ways in which others reach the daemon.
 #[derive(Debug, Default)]
@@ -57,6 +64,8 @@ pub(crate) struct Endpoints {
     pub(crate) broker: Option<Arc<Broker>>,
     pub(crate) operators: Option<ControlServer>,
     pub(crate) metrics: Option<MetricsServer>,
+    /// Prepares changes. `None`: there are none.
+    pub(crate) preparer: Option<Preparer>,
 }
 
 /// See the module doc.
@@ -69,6 +78,7 @@ pub struct Control {
     /// The daemon was told to stop.
     stops: bool,
     broker_ended: bool,
+    changes: Changes,
     /// Listeners that do not accept for now.
     resting: Resting<Token>,
     /// A status for scrapes was ordered, and is not there yet.
@@ -81,19 +91,21 @@ pub struct Control {
 #[derive(Debug)]
 pub(crate) struct ControlThread {
     bell: Bell,
-    thread: Option<JoinHandle<()>>,
+    /// Its other end goes with the thread.
+    ended: Receiver<()>,
 }
 
 impl Drop for ControlThread {
     fn drop(&mut self) {
         self.bell.ring();
-        let _ = self.thread.take().map(JoinHandle::join); // the control socket's file goes with it
+        // The control socket's file goes with it. It may wait for something.
+        let _ = self.ended.recv_timeout(END_MAX);
     }
 }
 
 impl Control {
     /// With the worker's end of its mail. Errors: the system's.
-    pub(crate) fn new(endpoints: Endpoints) -> io::Result<(Self, WorkerMail)> {
+    pub(crate) fn new(mut endpoints: Endpoints) -> io::Result<(Self, WorkerMail)> {
         let (worker, mail) = worker_mail()?;
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         watch_for(&epoll, &mail.fd(), Token::Mail)?;
@@ -111,6 +123,7 @@ impl Control {
             watch_for(&epoll, &metrics.fd(), Token::MetricsListener)?;
         }
         let (resting, writes) = (Resting::new(), Allowance::default());
+        let changes = Changes::new(endpoints.preparer.take());
         let new = Self {
             epoll,
             mail,
@@ -118,6 +131,7 @@ impl Control {
             started: monotonic_now(),
             stops: false,
             broker_ended: false,
+            changes,
             resting,
             ordered: false,
             writes,
@@ -134,7 +148,9 @@ impl Control {
             while self.turn(true)? {}
             Ok(())
         };
-        let thread = thread::Builder::new().name("control".into()).spawn(move || {
+        let (ends, has_ended) = sync_channel::<()>(0);
+        thread::Builder::new().name("control".into()).spawn(move || {
+            let _ends = ends; // after all else
             let ended = catch_unwind(AssertUnwindSafe(run));
             // The worker takes its mail, and finds that nobody writes any more.
             of_worker.ring();
@@ -142,7 +158,7 @@ impl Control {
                 tracing::error!(%error, "control's event loop failed");
             }
         })?;
-        Ok(ControlThread { bell, thread: Some(thread) })
+        Ok(ControlThread { bell, ended: has_ended })
     }
 
     /// One turn that never sleeps, for callers that have no thread for it. Errors: the system's.
@@ -154,11 +170,13 @@ impl Control {
     fn turn(&mut self, may_sleep: bool) -> io::Result<bool> {
         let wait = if may_sleep { self.wait(monotonic_now()) } else { EpollTimeout::ZERO };
         let mut events = [EpollEvent::empty(); EVENTS_MAX];
+        watchdog::handle_control(None);
         let count = match self.epoll.wait(&mut events, wait) {
             Err(Errno::EINTR) => 0,
             result => result?,
         };
         let now = monotonic_now();
+        watchdog::handle_control(Some(now));
         self.writes = Allowance::default();
         for event in &events[..count] {
             match Token::unpack(event.data()) {
@@ -206,6 +224,7 @@ impl Control {
                     self.handle_status(now, status, clients, for_scrapes);
                 }
                 Ok(Some(Report::Reply(client, reply))) => {
+                    self.note_setting(client, &reply);
                     self.answer(client, Arc::new(line(&reply)), reply == Reply::Stream {});
                 }
                 Ok(Some(Report::Piece(client, bytes))) => {
@@ -213,10 +232,8 @@ impl Control {
                     let place = operators.and_then(|it| it.put_piece(client, bytes));
                     place.into_iter().for_each(|place| self.finish(place));
                 }
-                Ok(Some(Report::Draining(limit))) => {
-                    let limit = std::time::Duration::from_millis(limit.as_millis());
-                    self.endpoints.supervisor.iter().for_each(|it| it.is_stopping(limit));
-                }
+                Ok(Some(Report::Pages(pages))) => self.handle_pages(pages),
+                Ok(Some(Report::Step(result))) => self.handle_step(result),
                 Ok(Some(Report::End(client))) => {
                     let operators = self.endpoints.operators.as_mut();
                     let place = operators.and_then(|it| it.hang_up(client));
@@ -309,7 +326,10 @@ impl Control {
         let number = signal.ssi_signo;
         if number == Signal::SIGHUP as u32 {
             tracing::info!("SIGHUP: reading the configuration");
-            self.mail.order(Order::Reload);
+            let reload = Request::Change { change: Change::Reload {}, dry_run: false };
+            if let Err(refusal) = self.ask(None, reload) {
+                self.tell(None, refusal);
+            }
         } else if ![Signal::SIGTERM as u32, Signal::SIGINT as u32].contains(&number) {
             tracing::warn!(signal = number, "a signal was ignored");
         } else if std::mem::replace(&mut self.stops, true) {
@@ -317,7 +337,11 @@ impl Control {
             self.mail.order(Order::Stop);
         } else {
             tracing::info!(signal = number, "stopping: draining all VMs");
-            self.mail.order(Order::Drain);
+            let seconds = self.changes.drain_timeout_s();
+            self.mail.order(Order::Drain(Duration::from_secs(seconds)));
+            let limit = std::time::Duration::from_secs(seconds);
+            self.endpoints.supervisor.iter().for_each(|it| it.is_stopping(limit));
+            self.refuse_waiting();
         }
     }
 
@@ -335,16 +359,32 @@ impl Control {
     fn handle_client(&mut self, place: u16) {
         let Some(operators) = &mut self.endpoints.operators else { return };
         let mut alive = operators.handle_client(&mut self.writes, place);
-        while alive && let Some((client, request)) = operators.poll_request(place) {
-            match request {
-                Ok(request) => self.mail.order(Order::Request(client, request)),
-                Err(reply) => alive = operators.refuse(&mut self.writes, place, &reply),
+        while alive
+            && let Some(operators) = &mut self.endpoints.operators
+            && let Some((client, request)) = operators.poll_request(place)
+        {
+            let taken = match request {
+                Ok(request) => self.handle_request(client, request),
+                Err(reply) => Err(reply),
+            };
+            let Some(operators) = &mut self.endpoints.operators else { return };
+            if let Err(reply) = taken {
+                alive = operators.refuse(&mut self.writes, place, &reply);
             }
         }
-        if !alive {
+        if !alive && let Some(operators) = &mut self.endpoints.operators {
             operators.close(place);
         }
         self.finish(place);
+    }
+
+    /// Takes a client's request: its answer comes later. Errors: the answer.
+    fn handle_request(&mut self, client: Client, request: Request) -> Result<(), Reply> {
+        if matches!(request, Request::Change { .. }) || Setting::of(&request).is_some() {
+            return self.ask(Some(client), request);
+        }
+        self.mail.order(Order::Request(client, request));
+        Ok(())
     }
 
     /// Writes the output for the operator at `place`, and grants room for its stream.
@@ -361,7 +401,10 @@ impl Control {
     /// The worker forgets operators that have gone.
     fn tell_gone(&mut self) {
         let Some(operators) = &mut self.endpoints.operators else { return };
-        operators.take_gone().into_iter().for_each(|client| self.mail.forget(client));
+        for client in operators.take_gone() {
+            let has_request = self.mail.forget(client);
+            self.forget_asker(client, has_request);
+        }
     }
 
     fn handle_metrics_listener(&mut self, now: Instant) {

@@ -157,9 +157,10 @@ impl ControlServer {
         None
     }
 
-    /// Answers the client at `place` at once. `false`: its connection is broken.
+    /// Answers the client at `place` at once: it is not held. `false`: its connection is broken.
     pub(super) fn refuse(&mut self, all: &mut Allowance, place: u16, reply: &Reply) -> bool {
         let Some(client) = self.clients.at(place) else { return false };
+        client.held = false;
         client.conn.queue(line(reply));
         client.conn.flush(all).is_ok()
     }

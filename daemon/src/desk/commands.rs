@@ -6,8 +6,6 @@ use nightporter_core::port::PortId;
 use nightporter_core::time::Instant;
 
 use super::Desk;
-use super::changes::Asked;
-use crate::change::Setting;
 use crate::worker::capture::Taking;
 use crate::worker::data_path::DataPath;
 use crate::worker::orders::{Client, Report};
@@ -24,9 +22,6 @@ impl Desk {
     ) {
         match request {
             Request::Status {} => self.survey.ask(client),
-            Request::Change { change, dry_run } if self.cannot_change().is_none() => {
-                self.ask(path, Asked { client: Some(client), change, dry_run });
-            }
             request => {
                 let reply = self.execute(now, path, client, request);
                 self.report(Report::Reply(client, reply));
@@ -37,7 +32,6 @@ impl Desk {
     /// A client has gone.
     pub(super) fn forget_client(&mut self, path: &mut DataPath, client: Client) {
         path.ports.watchers.remove(client);
-        self.changes.forget(client);
         self.survey.forget(client);
     }
 
@@ -49,7 +43,7 @@ impl Desk {
         request: Request,
     ) -> Reply {
         match request {
-            Request::Status {} => unreachable!("it waits for a survey"),
+            Request::Status {} | Request::Change { .. } => unreachable!("others answer them"),
             Request::Flows { vm, from } => match vm.map(|vm| path.find_vm(&vm)).transpose() {
                 Ok(vm) => Reply::Flows(path.flow_page(now, from, vm)),
                 Err(reply) => reply,
@@ -73,64 +67,22 @@ impl Desk {
                     Reply::Stream {}
                 }
             },
-            Request::Offload { vm, on } => {
-                let reply = path.with_vm(&vm, |engine, id| {
-                    tracing::info!(vm, on, "ack offload");
-                    engine.set_offload(now, id, on);
-                });
-                self.note(&vm, Setting::AckOffload(on), reply)
-            }
-            Request::CongestionOffload { vm, on } => {
-                let reply = path.with_vm(&vm, |engine, id| {
-                    tracing::info!(vm, on, "congestion offload");
-                    engine.set_congestion_offload(id, on);
-                });
-                self.note(&vm, Setting::CongestionOffload(on), reply)
-            }
+            Request::Offload { vm, on } => path.with_vm(&vm, |engine, id| {
+                tracing::info!(vm, on, "ack offload");
+                engine.set_offload(now, id, on);
+            }),
+            Request::CongestionOffload { vm, on } => path.with_vm(&vm, |engine, id| {
+                tracing::info!(vm, on, "congestion offload");
+                engine.set_congestion_offload(id, on);
+            }),
             Request::RateLimit { vm, direction, mbit_s } => {
-                self.limit_rate(now, path, &vm, direction, mbit_s)
+                path.limit_rate(now, &vm, direction, mbit_s)
             }
-            Request::Change { .. } => self.cannot_change().expect("else it waits for its turn"),
             Request::Drain { vm } => path.with_vm(&vm, |engine, id| {
                 tracing::info!(vm, "draining");
                 engine.drain(now, id);
             }),
         }
-    }
-
-    fn limit_rate(
-        &mut self,
-        now: Instant,
-        path: &mut DataPath,
-        vm: &str,
-        direction: Direction,
-        mbit_s: Option<u32>,
-    ) -> Reply {
-        if mbit_s.is_some_and(|rate| !(1..=RATE_LIMIT_MBIT_S_MAX).contains(&rate)) {
-            return Reply::Error {
-                what: "that is not a rate limit".into(),
-                fix: format!("give 1 to {RATE_LIMIT_MBIT_S_MAX} Mbit/s, or none"),
-            };
-        }
-        let port = match path.find_vm(vm) {
-            Ok(port) => port,
-            Err(reply) => return reply,
-        };
-        tracing::info!(vm, ?direction, mbit_s, "rate limit");
-        let way = match direction {
-            Direction::FromGuest => engine::Direction::FromGuest,
-            Direction::ToGuest => engine::Direction::ToGuest,
-        };
-        path.set_rate_limit(now, port, way, mbit_s);
-        self.note(vm, Setting::RateLimit(direction, mbit_s), Reply::Done {})
-    }
-
-    /// Notes a command's change of a VM, unless it failed.
-    fn note(&mut self, vm: &str, setting: Setting, reply: Reply) -> Reply {
-        if reply == (Reply::Done {}) {
-            self.changes.note(vm, setting);
-        }
-        reply
     }
 
     /// Moves the watchers' output to their clients.
@@ -150,6 +102,32 @@ impl DataPath {
                 Reply::Done {}
             }
         }
+    }
+
+    fn limit_rate(
+        &mut self,
+        now: Instant,
+        vm: &str,
+        direction: Direction,
+        mbit_s: Option<u32>,
+    ) -> Reply {
+        if mbit_s.is_some_and(|rate| !(1..=RATE_LIMIT_MBIT_S_MAX).contains(&rate)) {
+            return Reply::Error {
+                what: "that is not a rate limit".into(),
+                fix: format!("give 1 to {RATE_LIMIT_MBIT_S_MAX} Mbit/s, or none"),
+            };
+        }
+        let port = match self.find_vm(vm) {
+            Ok(port) => port,
+            Err(reply) => return reply,
+        };
+        tracing::info!(vm, ?direction, mbit_s, "rate limit");
+        let way = match direction {
+            Direction::FromGuest => engine::Direction::FromGuest,
+            Direction::ToGuest => engine::Direction::ToGuest,
+        };
+        self.set_rate_limit(now, port, way, mbit_s);
+        Reply::Done {}
     }
 
     fn find_vm(&self, name: &str) -> Result<PortId, Reply> {

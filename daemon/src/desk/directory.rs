@@ -531,8 +531,8 @@ impl Desk {
             return;
         }
         if ports_changed {
-            let Some(config) = self.changes.running() else { return };
-            directory.tell(now, &config, path); // of all links, too
+            let Some(config) = &self.config else { return };
+            directory.tell(now, config, path); // of all links, too
         } else {
             for port in links {
                 let guest = path.ports.guest_mut(port);

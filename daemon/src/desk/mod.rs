@@ -7,7 +7,6 @@
 //! ports and flows, is made in as many turns as it needs (`survey`).
 
 mod census;
-mod changes;
 mod commands;
 mod directory;
 mod here;
@@ -17,17 +16,20 @@ mod report;
 mod survey;
 
 use std::io;
+use std::sync::Arc;
 
-use nightporter_api::Change;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_registry::Registry;
 use nix::sys::epoll::Epoll;
 
+use crate::change::{Prepared, Running};
+use crate::charges;
+use crate::config::Config;
 use crate::token::{Token, watch_for};
 use crate::worker::Others;
 use crate::worker::data_path::DataPath;
 use crate::worker::orders::{Order, Report, WorkerMail};
-use changes::{Asked, Changes};
+use crate::worker::steps::{Opened, Step, Stepping};
 use directory::Directory;
 pub(crate) use links::LinkWatch;
 use mender::Mender;
@@ -52,13 +54,15 @@ struct Stop {
 /// See the module doc.
 #[derive(Debug)]
 pub(crate) struct Desk {
-    drain_timeout: Duration,
     links: Option<LinkWatch>,
     /// To and from control. `None`: there are no operators.
     mail: Option<WorkerMail>,
     control_ended: bool,
     survey: Survey,
-    changes: Changes,
+    /// The step of a change that is being taken.
+    stepping: Option<Stepping>,
+    /// The running configuration. `None`: there is none yet, as in tests.
+    config: Option<Arc<Config>>,
     mender: Mender,
     directory: Option<Directory>,
     /// Set once the daemon was told to stop.
@@ -67,15 +71,15 @@ pub(crate) struct Desk {
 }
 
 impl Desk {
-    /// Without clients. A stop does not wait for guests.
+    /// Without clients.
     pub(crate) fn new() -> Self {
         Self {
-            drain_timeout: Duration::ZERO,
             links: None,
             mail: None,
             control_ended: false,
             survey: Survey::default(),
-            changes: Changes::default(),
+            stepping: None,
+            config: None,
             mender: Mender::default(),
             directory: None,
             stop: None,
@@ -140,36 +144,95 @@ impl Desk {
     /// Takes some of control's orders, of requests one. There is an event for the others.
     fn handle_orders(&mut self, now: Instant, path: &mut DataPath) {
         for _ in 0..ORDERS_PER_TURN {
-            match self.mail.as_mut().map(WorkerMail::take) {
+            let order = match self.mail.as_mut().map(WorkerMail::take) {
                 None | Some(Ok(None)) => return,
-                Some(Ok(Some(Order::Survey))) => self.survey.ask_for_scrapes(),
-                Some(Ok(Some(Order::Request(client, request)))) => {
+                Some(Ok(Some(order))) => order,
+                Some(Err(_)) => return self.control_ended = true,
+            };
+            match order {
+                Order::Survey => self.survey.ask_for_scrapes(),
+                Order::Request(client, request) => {
                     return self.handle_request(now, path, client, request);
                 }
-                Some(Ok(Some(Order::Room(client)))) => path.ports.watchers.give_room(client),
-                Some(Ok(Some(Order::Forget(client)))) => self.forget_client(path, client),
-                Some(Ok(Some(Order::Reload))) => self.reload(path),
-                Some(Ok(Some(Order::Drain))) => self.drain(now, path),
-                Some(Ok(Some(Order::Stop))) => self.stopped = true,
-                Some(Err(_)) => return self.control_ended = true,
+                Order::Room(client) => path.ports.watchers.give_room(client),
+                Order::Forget(client) => self.forget_client(path, client),
+                Order::CountPages => {
+                    self.report(Report::Pages(path.engine.pages_promised(None)));
+                }
+                Order::Resize(size) => {
+                    let flows = u32::try_from(size.records).unwrap_or(u32::MAX);
+                    path.engine.resize(flows, size);
+                }
+                Order::Step(step) => self.stepping = Some(Stepping::new(step.0, step.1)),
+                Order::Running(config) => {
+                    self.config = Some(config);
+                    path.ports_changed = true;
+                }
+                Order::Drain(limit) => {
+                    // Guests get the bytes that they are owed, and then the daemon stops.
+                    self.stop = Some(Stop { deadline: now + limit, look_at: now });
+                    path.drain_all(now);
+                }
+                Order::Stop => self.stopped = true,
             }
         }
     }
 
-    fn reload(&mut self, path: &DataPath) {
-        let change = Change::Reload {};
-        match self.cannot_change() {
-            None => self.ask(path, Asked { client: None, change, dry_run: false }),
-            Some(refusal) => self.answer(None, refusal),
+    /// Takes all steps of the start's change: nothing runs yet that could wait meanwhile. The steps
+    /// that failed, and their errors.
+    pub(crate) fn begin(
+        &mut self,
+        now: Instant,
+        epoll: &Epoll,
+        path: &mut DataPath,
+        mut prepared: Prepared,
+    ) -> (Running, Vec<(Step, String)>) {
+        let mut failed = Vec::new();
+        for step in std::mem::take(&mut prepared.plan.steps) {
+            let opened = prepared.resources.take(&step, &prepared.owners);
+            if let Err(e) = self.take_step(now, epoll, path, step.clone(), opened) {
+                prepared.target.without(&step);
+                failed.push((step, e));
+            }
+        }
+        charges::set_max(prepared.target.config.charges_max());
+        self.config = Some(Arc::clone(&prepared.target.config));
+        (prepared.target, failed)
+    }
+
+    /// Goes on with the step that is being taken.
+    fn go_on_stepping(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) {
+        let Some(mut it) = self.stepping.take() else { return };
+        if !it.prepare(now, epoll, path) {
+            self.stepping = Some(it);
+            return; // it takes some more turns
+        }
+        let has_link = matches!(it.step, Step::AddUplink(_) | Step::AddOverlay(_));
+        let result = self.take_step(now, epoll, path, it.step, it.opened);
+        self.report(Report::Step(result));
+        if has_link {
+            self.handle_links(now, path);
         }
     }
 
-    /// Guests get the bytes that they are owed, and then the daemon stops.
-    fn drain(&mut self, now: Instant, path: &mut DataPath) {
-        self.stop = Some(Stop { deadline: now + self.drain_timeout, look_at: now });
-        self.report(Report::Draining(self.drain_timeout));
-        path.drain_all(now);
-        self.refuse_waiting();
+    fn take_step(
+        &mut self,
+        now: Instant,
+        epoll: &Epoll,
+        path: &mut DataPath,
+        step: Step,
+        opened: Opened,
+    ) -> Result<(), String> {
+        match (&step, &mut self.directory) {
+            (Step::SetStations(list), Some(directory)) => directory.set_list(list.clone()),
+            (Step::RemoveVm(name), _) => {
+                path.ports.find(name).into_iter().for_each(|id| self.survey.census.forget(id));
+            }
+            _ => {}
+        }
+        let gone = path.take_step(now, epoll, step, opened)?;
+        gone.into_iter().for_each(|client| self.report(Report::End(client)));
+        Ok(())
     }
 
     /// Ends a stop when nothing is owed any more, or the time is up.
@@ -189,7 +252,6 @@ impl Others for Desk {
     fn handle_event(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath, token: Token) {
         match token {
             Token::Links => self.handle_links(now, path),
-            Token::Changes => self.handle_prepared(path),
             Token::Opener => self.handle_opened(now, epoll, path),
             Token::Mail => self.handle_orders(now, path),
             Token::Registry => self.handle_registry(path),
@@ -206,7 +268,7 @@ impl Others for Desk {
         if self.mender.poll_timeout().is_some_and(|at| at <= now) {
             self.mend(now, path);
         }
-        self.go_on_changing(now, epoll, path);
+        self.go_on_stepping(now, epoll, path);
         self.tell_registry(now, path);
         self.look_whether_done(now, path);
     }
@@ -214,7 +276,7 @@ impl Others for Desk {
     /// When it has something to do by itself.
     fn poll_timeout(&self) -> Option<Instant> {
         let stop = self.stop.as_ref().map(|stop| stop.look_at);
-        let goes_on = self.survey.goes_on() || self.changes.is_applying();
+        let goes_on = self.survey.goes_on() || self.stepping.is_some();
         let counts = goes_on.then_some(Instant::ZERO);
         let (mends, claims) = (self.mender.poll_timeout(), self.claim_timeout());
         [stop, counts, mends, claims].into_iter().flatten().min()

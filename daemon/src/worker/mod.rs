@@ -12,6 +12,7 @@ pub(crate) mod orders;
 mod polling;
 pub(crate) mod ports;
 mod sockets;
+pub mod steps;
 pub(crate) mod watch;
 
 use std::io;
@@ -157,7 +158,7 @@ impl Worker {
             Token::Ucx => {} // in the turn that follows
             Token::BoosterListener => path.booster.accept(epoll),
             Token::Booster => path.booster.hear(epoll),
-            Token::Links | Token::Changes | Token::Opener | Token::Mail | Token::Registry => {
+            Token::Links | Token::Opener | Token::Mail | Token::Registry => {
                 others.handle_event(now, epoll, path, token);
             }
             Token::Signal

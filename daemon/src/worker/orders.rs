@@ -4,10 +4,15 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use nightporter_api::{FabricStatus, PortStatus, RegistryStatus, Reply, Request};
+use nightporter_core::store::arena::ArenaSize;
 use nightporter_core::time::Duration;
 use nightporter_registry::mail::{Bell, Gone, Inbox, Outbox, mail};
+
+use super::steps::{Opened, Step};
+use crate::config::Config;
 
 /// A client of control, by a number that no other has had.
 pub(crate) type Client = u64;
@@ -23,10 +28,16 @@ pub(crate) enum Order {
     Room(Client),
     /// The client has gone, with its request and its stream.
     Forget(Client),
-    /// Change to what the configuration file has.
-    Reload,
-    /// Stop when nothing is owed any more, or the time for that is up.
-    Drain,
+    /// Report how many pages VMs may use, or still use.
+    CountPages,
+    /// The arena has grown to this size.
+    Resize(ArenaSize),
+    /// Take a step of a change, and report its result. There is one at a time.
+    Step(Box<(Step, Opened)>),
+    /// The running configuration has changed.
+    Running(Arc<Config>),
+    /// Stop when nothing is owed any more, or after this time.
+    Drain(Duration),
     /// Stop at once.
     Stop,
 }
@@ -42,8 +53,10 @@ pub(crate) enum Report {
     Piece(Client, Vec<u8>),
     /// The client's stream ends, because its port is gone.
     End(Client),
-    /// A stop has begun, and takes at most so long.
-    Draining(Duration),
+    /// The pages that VMs may use, or still use.
+    Pages(u64),
+    /// A step was taken; errors should not occur.
+    Step(Result<(), String>),
 }
 
 /// The worker's part of a status.
@@ -68,7 +81,10 @@ enum Subject {
     Room(Client),
     Piece(Client),
     End(Client),
-    Reload,
+    Pages,
+    Resize,
+    Step,
+    Running,
     Stop,
 }
 
@@ -129,7 +145,8 @@ impl WorkerMail {
             Report::Reply(client, _) => Subject::Reply(*client),
             Report::Piece(client, _) => Subject::Piece(*client),
             Report::End(client) => Subject::End(*client),
-            Report::Draining(_) => Subject::Stop,
+            Report::Pages(_) => Subject::Pages,
+            Report::Step(_) => Subject::Step,
         };
         self.0.outbox.post(subject, report);
     }
@@ -151,12 +168,14 @@ impl ControlMail {
         self.0.take()
     }
 
-    /// The client has gone. The worker need not know of one whose request it never had.
-    pub(crate) fn forget(&mut self, client: Client) {
+    /// The client has gone. The worker need not know of one whose request it never had: `false`.
+    pub(crate) fn forget(&mut self, client: Client) -> bool {
         let _ = self.0.outbox.take_back(&Subject::Room(client));
-        if self.0.outbox.take_back(&Subject::Request(client)).is_none() {
+        let is_known = self.0.outbox.take_back(&Subject::Request(client)).is_none();
+        if is_known {
             self.order(Order::Forget(client));
         }
+        is_known
     }
 
     /// Posts an order.
@@ -166,8 +185,11 @@ impl ControlMail {
             Order::Request(client, _) => Subject::Request(*client),
             Order::Room(client) => Subject::Room(*client),
             Order::Forget(client) => Subject::End(*client),
-            Order::Reload => Subject::Reload,
-            Order::Drain | Order::Stop => Subject::Stop,
+            Order::CountPages => Subject::Pages,
+            Order::Resize(_) => Subject::Resize,
+            Order::Step(_) => Subject::Step,
+            Order::Running(_) => Subject::Running,
+            Order::Drain(_) | Order::Stop => Subject::Stop,
         };
         self.0.outbox.post(subject, order);
     }

@@ -1,0 +1,229 @@
+//! Adding, removing and changing ports while the daemon runs, and settings of VMs by commands: one
+//! at a time, so that none of them undoes another. `change` plans and prepares a change, and the
+//! worker takes one of its steps after the other.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use nightporter_api::{Change, Plan, Reply, Request};
+
+use super::Control;
+use super::operators::line;
+use crate::change::{Prepared, Preparer, Refusal, Setting};
+use crate::charges;
+use crate::worker::orders::{Client, Order};
+
+/// Changes that may wait for the one that is under way.
+const WAITING_MAX: usize = 64;
+
+/// A request of a client; `None` is a signal.
+type Asked = (Option<Client>, Request);
+
+/// See the module doc.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    /// `None`: this daemon cannot change.
+    preparer: Option<Preparer>,
+    waiting: VecDeque<Asked>,
+    /// The client that waits for the change that is under way, and how far it is.
+    under_way: Option<(Option<Client>, Stage)>,
+}
+
+/// How far a change is.
+#[derive(Debug)]
+enum Stage {
+    /// The worker executes the command of the client with this number.
+    Setting(Client, String, Setting),
+    /// The worker is asked for the memory that is in use.
+    Counting { change: Change, dry_run: bool },
+    /// The worker takes a step: so many were taken before, and these failed.
+    Applying { prepared: Box<Prepared>, at: usize, failed: Vec<String> },
+}
+
+impl Changes {
+    pub(super) fn new(preparer: Option<Preparer>) -> Self {
+        Self { preparer, ..Self::default() }
+    }
+
+    /// `daemon.drain_timeout_s`.
+    pub(super) fn drain_timeout_s(&self) -> u64 {
+        self.preparer.as_ref().map_or(0, |it| it.running.config.daemon.drain_timeout_s)
+    }
+}
+
+impl Control {
+    /// A request that changes ports or a setting: it waits for its turn. Errors: why it cannot.
+    pub(super) fn ask(&mut self, client: Option<Client>, request: Request) -> Result<(), Reply> {
+        let changes_ports = matches!(request, Request::Change { .. });
+        let (what, fix) = if changes_ports && self.stops {
+            return Err(refused(stopping()));
+        } else if self.changes.waiting.len() >= WAITING_MAX {
+            ("too many changes wait", "try again later")
+        } else if changes_ports && self.changes.preparer.is_none() {
+            ("this daemon takes no changes", "restart it")
+        } else {
+            self.changes.waiting.push_back((client, request));
+            self.next_change();
+            return Ok(());
+        };
+        Err(refused(Refusal { what: what.into(), fix: fix.into() }))
+    }
+
+    /// The daemon stops: changes that wait are not made, and the one whose memory is being counted
+    /// is dropped when that is done.
+    pub(super) fn refuse_waiting(&mut self) {
+        let all = std::mem::take(&mut self.changes.waiting);
+        let (changes, settings) =
+            all.into_iter().partition(|(_, it)| matches!(it, Request::Change { .. }));
+        self.changes.waiting = settings;
+        let changes: VecDeque<Asked> = changes;
+        changes.into_iter().for_each(|(client, _)| self.tell(client, refused(stopping())));
+    }
+
+    /// The client has gone, and the worker has its request or not; the change that it wanted goes
+    /// on.
+    pub(super) fn forget_asker(&mut self, gone: Client, has_request: bool) {
+        self.changes.waiting.retain(|(client, _)| *client != Some(gone));
+        match &mut self.changes.under_way {
+            Some((_, Stage::Setting(client, ..))) if *client == gone && !has_request => {
+                self.changes.under_way = None;
+                self.next_change();
+            }
+            Some((client, _)) if *client == Some(gone) => *client = None,
+            _ => {}
+        }
+    }
+
+    /// Begins with the change that has waited longest, if none is under way.
+    fn next_change(&mut self) {
+        if self.changes.under_way.is_some() {
+            return;
+        }
+        let Some((client, request)) = self.changes.waiting.pop_front() else { return };
+        let (order, stage) = match (client, Setting::of(&request), request) {
+            (client, _, Request::Change { change, dry_run }) => {
+                (Order::CountPages, (client, Stage::Counting { change, dry_run }))
+            }
+            (Some(client), Some((vm, setting)), request) => {
+                let stage = Stage::Setting(client, vm, setting);
+                (Order::Request(client, request), (Some(client), stage))
+            }
+            (_, _, request) => unreachable!("no change: {request:?}"),
+        };
+        self.changes.under_way = Some(stage);
+        self.mail.order(order);
+    }
+
+    /// A client is answered: perhaps a command that changed one key of a VM. The next reload puts
+    /// it back.
+    pub(super) fn note_setting(&mut self, of: Client, reply: &Reply) {
+        let is_it = |stage: &Stage| matches!(stage, Stage::Setting(client, ..) if *client == of);
+        let under_way = self.changes.under_way.take_if(|(_, stage)| is_it(stage));
+        let Some((_, Stage::Setting(_, vm, setting))) = under_way else { return };
+        if let Some(preparer) = &mut self.changes.preparer
+            && *reply == (Reply::Done {})
+        {
+            setting.set(&mut preparer.running.config, &vm);
+        }
+        self.next_change();
+    }
+
+    /// VMs may use, or still use, so many pages: prepares the change.
+    pub(super) fn handle_pages(&mut self, pages: u64) {
+        let Changes { preparer: Some(preparer), under_way, .. } = &mut self.changes else { return };
+        let Some((_, Stage::Counting { change, dry_run })) = under_way else { return };
+        if self.stops {
+            return self.end_change(refused(stopping()));
+        }
+        let dry_run = *dry_run;
+        match preparer.prepare(change, dry_run, pages) {
+            Err(refusal) => self.end_change(refused(refusal)),
+            Ok(prepared) if dry_run => self.end_change(plan(&prepared, false)),
+            Ok(prepared) => {
+                self.mail.order(Order::Resize(prepared.target.size));
+                let (prepared, failed) = (Box::new(prepared), Vec::new());
+                if let Some((_, stage)) = &mut self.changes.under_way {
+                    *stage = Stage::Applying { prepared, at: 0, failed };
+                }
+                self.go_on_changing();
+            }
+        }
+    }
+
+    /// The worker has taken a step.
+    pub(super) fn handle_step(&mut self, result: Result<(), String>) {
+        let Some((_, Stage::Applying { prepared, at, failed })) = &mut self.changes.under_way
+        else {
+            return;
+        };
+        match result {
+            Ok(()) => tracing::info!("changed: {}", prepared.plan.lines[*at]),
+            Err(e) => {
+                tracing::error!("not done: {}: {e}", prepared.plan.lines[*at]);
+                prepared.target.without(&prepared.plan.steps[*at]);
+                failed.push(e);
+            }
+        }
+        *at += 1;
+        self.go_on_changing();
+    }
+
+    /// Orders the next step of a change, or ends it.
+    fn go_on_changing(&mut self) {
+        let Changes { preparer: Some(preparer), under_way, .. } = &mut self.changes else { return };
+        let Some((_, Stage::Applying { prepared, at, failed })) = under_way else { return };
+        if let Some(step) = prepared.plan.steps.get(*at) {
+            let opened = prepared.resources.take(step, &prepared.owners);
+            return self.mail.order(Order::Step(Box::new((step.clone(), opened))));
+        }
+        preparer.running = prepared.target.clone();
+        charges::set_max(preparer.running.config.charges_max());
+        self.mail.order(Order::Running(Arc::clone(&preparer.running.config)));
+        let reply = match failed.is_empty() {
+            true => plan(prepared, true),
+            false => refused(Refusal {
+                what: format!("done but for: {}", failed.join("; ")),
+                fix: "report this".into(),
+            }),
+        };
+        self.end_change(reply);
+    }
+
+    /// Answers the client of the change that was under way, and begins with the next.
+    fn end_change(&mut self, reply: Reply) {
+        let client = self.changes.under_way.take().and_then(|(client, _)| client);
+        self.tell(client, reply);
+        self.next_change();
+    }
+
+    /// Tells the client that waits, or the log.
+    pub(super) fn tell(&mut self, client: Option<Client>, reply: Reply) {
+        match (client, reply) {
+            (Some(client), reply) => self.answer(client, Arc::new(line(&reply)), false),
+            (None, Reply::Plan(plan)) => tracing::info!(steps = plan.steps.len(), "reloaded"),
+            (None, Reply::Error { what, fix }) => {
+                tracing::error!("the reload failed: {what}\n    fix: {fix}");
+            }
+            (None, _) => {}
+        }
+    }
+}
+
+fn plan(prepared: &Prepared, done: bool) -> Reply {
+    Reply::Plan(Plan {
+        steps: prepared.plan.lines.clone(),
+        needs_restart: prepared.plan.needs_restart.clone(),
+        done,
+    })
+}
+
+fn stopping() -> Refusal {
+    Refusal {
+        what: "the daemon is stopping".into(),
+        fix: "start it again with the ports that you want".into(),
+    }
+}
+
+fn refused(Refusal { what, fix }: Refusal) -> Reply {
+    Reply::Error { what, fix }
+}

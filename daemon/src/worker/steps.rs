@@ -1,0 +1,299 @@
+//! The steps of a change of ports, as control orders them: one at a time, between two turns.
+
+use std::collections::BTreeMap;
+
+use nightporter_core::engine::AddPortError;
+use nightporter_core::port::{PortConfig, PortId};
+use nightporter_core::time::Instant;
+use nightporter_registry::Station;
+use nix::sys::epoll::Epoll;
+
+use super::data_path::DataPath;
+use super::orders::Client;
+use crate::charges;
+use crate::config::{OverlayConfig, ToeRule, UplinkConfig, VmConfig};
+use crate::port::build::{device_of, network_of, policy_of};
+use crate::port::guest::GuestPort;
+use crate::port::uplink_port;
+use crate::port::vhost_user::VhostUserPort;
+use crate::port::{Port, Wanted};
+use crate::toe::GUEST_CID;
+use crate::toe::toe_of;
+use crate::vhost::device::Device;
+use crate::vhost::listener::{Access, Listener};
+use crate::vhost::vsock::Vsock;
+
+/// One thing to do.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Step {
+    /// The VM's port goes; its connections end (LIFE-05).
+    RemoveVm(String),
+    /// The uplink goes.
+    RemoveUplink(String),
+    /// The overlay goes.
+    RemoveOverlay(String),
+    /// Other keys for a VM whose port stays: the old and the new ones.
+    SetVm(Box<(VmConfig, VmConfig)>),
+    /// Other rules for connections by TOE.
+    SetToeRules(Vec<ToeRule>),
+    /// Another list of stations.
+    SetStations(Vec<Station>),
+    /// Another `daemon.drain_timeout_s`.
+    SetDrainTimeout(u64),
+    /// Other peers or another MTU for an overlay.
+    SetOverlay(Box<OverlayConfig>),
+    /// An overlay comes.
+    AddOverlay(Box<OverlayConfig>),
+    /// An uplink comes.
+    AddUplink(UplinkConfig),
+    /// A VM comes.
+    AddVm(Box<VmConfig>),
+}
+
+/// The interface and sockets of this host that were opened for a step.
+#[derive(Debug, Default)]
+pub(crate) struct Opened {
+    /// Of an uplink or overlay that comes.
+    pub(crate) port: Option<Port>,
+    /// Of a VM that comes or moves, by its name, and of its socket device
+    /// (`port::build::toe_name`).
+    pub(crate) sockets: BTreeMap<String, Socket>,
+    /// The users who may connect to them.
+    pub(crate) access: Access,
+}
+
+impl Opened {
+    fn take_socket(&mut self, name: &str) -> Socket {
+        self.sockets.remove(name).unwrap_or(Socket::Later)
+    }
+}
+
+/// A socket of a VM.
+#[derive(Debug)]
+pub(crate) enum Socket {
+    /// It is open.
+    Open(Listener),
+    /// A port that goes still has its path.
+    Later,
+    /// It could not be made, and the error was reported.
+    Failed,
+}
+
+/// A step that is being taken.
+#[derive(Debug)]
+pub(crate) struct Stepping {
+    pub(crate) step: Step,
+    pub(crate) opened: Opened,
+    /// The connections that end with it have begun to.
+    begun: bool,
+}
+
+impl Stepping {
+    pub(crate) const fn new(step: Step, opened: Opened) -> Self {
+        Self { step, opened, begun: false }
+    }
+
+    /// Ends the connections that the step ends. `false`: they are many, and not all have ended.
+    pub(crate) fn prepare(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) -> bool {
+        match &self.step {
+            Step::RemoveVm(name) => {
+                let id = path.ports.find(name);
+                !id.is_some_and(|id| path.prepare_removal(now, epoll, id))
+            }
+            Step::SetVm(both) if (both.0.vlan, &both.0.trunk) != (both.1.vlan, &both.1.trunk) => {
+                let Some(id) = path.ports.find(&both.1.name) else { return true };
+                if !std::mem::replace(&mut self.begun, true) {
+                    path.engine.prepare_move(now, id);
+                }
+                !path.engine.is_ending(id)
+            }
+            _ => true,
+        }
+    }
+}
+
+impl DataPath {
+    /// Takes a step: the clients that watched a port that has gone. Errors: those that should not
+    /// occur.
+    pub(crate) fn take_step(
+        &mut self,
+        now: Instant,
+        epoll: &Epoll,
+        step: Step,
+        mut opened: Opened,
+    ) -> Result<Vec<Client>, String> {
+        let (path, opened) = (self, &mut opened);
+        path.heartbeats.handle_change();
+        path.ports_changed = true;
+        let port = |path: &Self, name: &str| {
+            path.ports.find(name).ok_or_else(|| format!("there is no port {name}"))
+        };
+        match step {
+            Step::RemoveVm(name) | Step::RemoveUplink(name) | Step::RemoveOverlay(name) => {
+                let id = port(path, &name)?;
+                path.remove_port(now, epoll, id);
+                return Ok(path.ports.watchers.remove_port(id));
+            }
+            Step::SetToeRules(rules) => path.toe.set_rules(rules),
+            Step::SetStations(_) | Step::SetDrainTimeout(_) => {} // others have it
+            Step::SetVm(both) => set_vm(now, epoll, path, opened, &both.0, &both.1)?,
+            Step::SetOverlay(overlay) => {
+                let id = port(path, &overlay.name)?;
+                set_overlay(&mut path.ports.of_mut(id).port, *overlay);
+            }
+            Step::AddOverlay(overlay) => {
+                let config = uplink_port(&overlay.name, &overlay.network);
+                add_uplink(now, epoll, path, opened, config)?;
+            }
+            Step::AddUplink(uplink) => {
+                let config = uplink_port(&uplink.name, &uplink.network);
+                add_uplink(now, epoll, path, opened, config)?;
+            }
+            Step::AddVm(vm) => add_vm(now, epoll, path, opened, &vm)?,
+        }
+        Ok(Vec::new())
+    }
+}
+
+/// Another policy for an overlay, also for one that could not be opened yet.
+fn set_overlay(port: &mut Port, overlay: OverlayConfig) {
+    match port {
+        Port::Overlay(at) => at.set(&overlay),
+        Port::Lost(lost) => lost.wanted = Wanted::Overlay(overlay),
+        Port::Uplink(_) | Port::Guest(_) | Port::Vacant => {}
+    }
+}
+
+/// An uplink or overlay comes, be its port open or not.
+fn add_uplink(
+    now: Instant,
+    epoll: &Epoll,
+    path: &mut DataPath,
+    opened: &mut Opened,
+    config: PortConfig,
+) -> Result<(), String> {
+    let port = opened.port.take();
+    let port = port.ok_or_else(|| format!("{}: not opened", config.name))?;
+    add_port(now, epoll, path, port, config).map(drop)
+}
+
+fn add_port(
+    now: Instant,
+    epoll: &Epoll,
+    path: &mut DataPath,
+    port: Port,
+    config: PortConfig,
+) -> Result<PortId, String> {
+    let name = config.name.clone();
+    path.add_port(now, epoll, port, config).map_err(|e| {
+        let why = match e {
+            AddPortError::MacTaken => "the MAC is taken",
+            AddPortError::NameTaken => "the name is taken",
+            AddPortError::TooManyPorts => "one port too many for one daemon",
+            AddPortError::BudgetExceedsArena => "the budgets exceed the arena",
+        };
+        format!("{name}: {why}")
+    })
+}
+
+/// A VM comes.
+fn add_vm(
+    now: Instant,
+    epoll: &Epoll,
+    path: &mut DataPath,
+    opened: &mut Opened,
+    vm: &VmConfig,
+) -> Result<(), String> {
+    let device = device_of(vm, opened.access, charges::memory_is_limited());
+    let port = VhostUserPort::without_socket(&device);
+    let mut port = port.map_err(|e| format!("vm {}: {e}", vm.name))?;
+    listen(&mut port, opened.take_socket(&vm.name));
+    let config = PortConfig::guest(&vm.name, policy_of(vm)).in_network(network_of(&vm.network));
+    let port = Port::Guest(Box::new(GuestPort::new(port, vm.vlan)));
+    let id = add_port(now, epoll, path, port, config)?;
+    path.set_limits(now, id, vm);
+    add_toe(now, epoll, path, opened, id, vm);
+    Ok(())
+}
+
+/// Its socket device, if it has one.
+fn add_toe(
+    now: Instant,
+    epoll: &Epoll,
+    path: &mut DataPath,
+    opened: &mut Opened,
+    id: PortId,
+    vm: &VmConfig,
+) {
+    let Some((device, member)) = toe_of(vm, opened.access, charges::memory_is_limited()) else {
+        return;
+    };
+    let mut port = VhostUserPort::with(&device, Vsock { cid: GUEST_CID });
+    listen(&mut port, opened.take_socket(&device.name));
+    path.add_toe(now, epoll, id, port, member);
+}
+
+/// The port listens, if its path is free by now; otherwise it tries again.
+fn listen<D: Device>(port: &mut VhostUserPort<D>, socket: Socket) {
+    match socket {
+        Socket::Open(listener) => port.take(listener),
+        Socket::Later => port.listen_or_say_so(),
+        Socket::Failed => port.listen_later(),
+    }
+}
+
+/// Other keys of a VM; unless that fails, when nothing has changed.
+fn set_vm(
+    now: Instant,
+    epoll: &Epoll,
+    path: &mut DataPath,
+    opened: &mut Opened,
+    before: &VmConfig,
+    vm: &VmConfig,
+) -> Result<(), String> {
+    let name = &vm.name;
+    let id = path.ports.find(name).ok_or_else(|| format!("there is no port {name}"))?;
+    let device = device_of(vm, opened.access, charges::memory_is_limited());
+    let DataPath { engine, turn, .. } = path;
+    let set = turn.set_guest(now, engine, id, policy_of(vm));
+    set.map_err(|e| format!("vm {name}: {e:?}"))?;
+    if let Some(guest) = path.ports.guest_mut(id) {
+        guest.port.set(&device);
+        guest.set_vlan(vm.vlan);
+        if before.socket != vm.socket {
+            guest.port.move_to(vm.socket.clone());
+            listen(&mut guest.port, opened.take_socket(name));
+        }
+    }
+    path.handle_guest_events(now, epoll, id);
+    path.set_limits(now, id, vm);
+    set_toe(now, epoll, path, opened, id, before, vm);
+    Ok(())
+}
+
+/// A VM gets a socket device, loses it, or keeps it with other rules.
+fn set_toe(
+    now: Instant,
+    epoll: &Epoll,
+    path: &mut DataPath,
+    opened: &mut Opened,
+    id: PortId,
+    before: &VmConfig,
+    vm: &VmConfig,
+) {
+    match (before.toe, toe_of(vm, opened.access, charges::memory_is_limited())) {
+        (false, _) => add_toe(now, epoll, path, opened, id, vm),
+        (true, None) => path.remove_toe(now, epoll, id),
+        (true, Some((device, member))) => {
+            if let Some(port) = path.toe.port_mut(id) {
+                port.set_rules(&device);
+                if before.toe_socket() != vm.toe_socket() {
+                    port.move_to(device.socket.clone());
+                    listen(port, opened.take_socket(&device.name));
+                }
+            }
+            path.handle_toe_events(now, epoll, id);
+            path.toe.set(now, id, member);
+        }
+    }
+}
