@@ -8,9 +8,8 @@ use nightporter_core::port::{PortConfig, PortId};
 use nightporter_registry::Registry;
 
 use crate::change::{Prepared, Running};
-use crate::control::{self, Control, ControlServer};
-use crate::desk::{Desk, LinkWatch};
-use crate::opener::Opener;
+use crate::control::{self, Control, ControlServer, Interfaces};
+use crate::desk::Desk;
 use crate::port::Port;
 use crate::timer::monotonic_now;
 use crate::toe::Doors;
@@ -33,10 +32,6 @@ impl Daemon {
         Ok(Self { worker, desk: Desk::new(), control: None })
     }
 
-    pub(crate) fn set_links(&mut self, links: LinkWatch) -> io::Result<()> {
-        self.desk.set_links(&self.worker.epoll, links)
-    }
-
     /// Serves operators from now on, in turns of the control that it returns. For tests. Errors:
     /// the system's.
     pub fn set_control(&mut self, operators: ControlServer) -> io::Result<Control> {
@@ -54,11 +49,6 @@ impl Daemon {
         self.desk.set_mail(&self.worker.epoll, mail)
     }
 
-    /// Missing uplinks and overlays are tried again from now on.
-    pub(crate) fn set_opener(&mut self, opener: Opener) -> io::Result<()> {
-        self.desk.set_opener(&self.worker.epoll, opener)
-    }
-
     /// Sets the registry, which is asked and told which station is where.
     pub(crate) fn set_registry(&mut self, registry: Box<dyn Registry>) -> io::Result<()> {
         self.desk.set_registry(&self.worker.epoll, registry)
@@ -71,9 +61,13 @@ impl Daemon {
 
     /// Takes all steps of the change that the start is. The configuration that runs then, and the
     /// steps that failed.
-    pub(crate) fn begin(&mut self, first: Prepared) -> (Running, Vec<(Step, String)>) {
+    pub(crate) fn begin(
+        &mut self,
+        first: Prepared,
+        interfaces: &mut Interfaces,
+    ) -> (Running, Vec<(Step, String)>) {
         let Worker { path, epoll, .. } = &mut self.worker;
-        self.desk.begin(monotonic_now(), epoll, path, first)
+        self.desk.begin(monotonic_now(), epoll, path, first, interfaces)
     }
 
     /// There is a way to guests' sockets on other hosts. Errors: the system's.

@@ -8,7 +8,6 @@
 
 pub mod arena_file;
 pub mod arguments;
-mod aside;
 mod booster;
 pub mod broker;
 pub mod change;
@@ -24,7 +23,6 @@ mod faults;
 mod host_check;
 mod limits;
 pub mod log;
-mod opener;
 mod owners;
 mod pace;
 pub mod port;

@@ -23,11 +23,9 @@ use crate::config::registry_files::registry_files;
 use crate::config::station::at_strangers;
 use crate::config::warnings::uneven_mtus;
 use crate::config::{Config, DaemonConfig, RegistryConfig, Source, VmConfig};
-use crate::control::{ControlServer, Endpoints, MetricsServer};
+use crate::control::{ControlServer, Endpoints, Interfaces, LinkWatch, MetricsServer};
 use crate::daemon::Daemon;
-use crate::desk::LinkWatch;
 use crate::errors::{StartError, error};
-use crate::opener;
 use crate::port::build::{Openings, make_parent};
 use crate::random::{no_chance, random};
 use crate::sandbox::Sandbox;
@@ -86,17 +84,18 @@ fn start(
         .map_err(|e| vec![error(format!("no event loop: {e}"), "raise the limit of open files")])?;
     let mut problems = Vec::new();
     let mut check = |result: Result<(), StartError>| problems.extend(result.err());
-    check(watch_links(&mut daemon));
+    let links = LinkWatch::new()
+        .map_err(|e| error(format!("cannot watch interfaces: {e}"), "allow netlink sockets"));
+    check(links.as_ref().map(drop).map_err(Clone::clone));
     let operators = open_control(settings);
     check(operators.as_ref().map(drop).map_err(Clone::clone));
     check(open_booster(&mut daemon, config));
     let openings = Openings::new(Arc::clone(&sandbox.broker));
-    let opener = opener::start(openings.clone()).and_then(|opener| daemon.set_opener(opener));
-    check(opener.map_err(|e| error(e, "allow more threads and open files")));
+    let mut interfaces = Interfaces::new(links.ok(), openings.clone());
     let owners = sandbox.owners.clone();
     check(owners.clone().map(drop)); // without them every VM is our own user's, and nothing starts
     let first = Prepared::first(config, owners.unwrap_or_default(), arena.size);
-    let running = open_ports(&mut daemon, first, &openings, &mut check);
+    let running = open_ports(&mut daemon, first, &openings, &mut interfaces, &mut check);
     let (owners, dirs) = (sandbox.owners.clone(), sandbox.dirs.clone());
     let means = Means { openings, owners, dirs };
     let endpoints = Endpoints {
@@ -106,6 +105,7 @@ fn start(
         operators: operators.ok(),
         metrics: None,
         preparer: Some(Preparer::new(source, means, Arc::clone(&arena), running)),
+        interfaces,
     };
     check(start_control(&mut daemon, endpoints, settings));
     check(find_each_other(&mut daemon, config, sandbox));
@@ -216,12 +216,6 @@ fn raise_file_limit() {
     }
 }
 
-fn watch_links(daemon: &mut Daemon) -> Result<(), StartError> {
-    LinkWatch::new()
-        .and_then(|links| daemon.set_links(links))
-        .map_err(|e| error(format!("cannot watch interfaces: {e}"), "allow netlink sockets"))
-}
-
 fn open_control(settings: &DaemonConfig) -> Result<ControlServer, StartError> {
     make_parent(&settings.control)?;
     ControlServer::new(&settings.control)
@@ -260,6 +254,7 @@ fn open_ports(
     daemon: &mut Daemon,
     mut first: Prepared,
     openings: &Openings,
+    interfaces: &mut Interfaces,
     check: &mut impl FnMut(Result<(), StartError>),
 ) -> Running {
     let (config, owners) = (Arc::clone(&first.target.config), first.owners.clone());
@@ -279,7 +274,7 @@ fn open_ports(
         let next = "only the daemon's user and root can use its socket so far";
         of_vms.insert(vm.name.clone(), (StartError(format!("vm {}: {e}", vm.name)), next));
     }
-    let (running, failed) = daemon.begin(first);
+    let (running, failed) = daemon.begin(first, interfaces);
     for (step, what) in failed {
         match step {
             Step::AddVm(vm) => drop(of_vms.insert(vm.name, (error(what, "report this"), restart))),

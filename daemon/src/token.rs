@@ -19,8 +19,6 @@ pub(crate) enum Token {
     Links,
     /// The broker has ended.
     Broker,
-    /// Missing uplinks and overlays were tried again.
-    Opener,
     /// There is mail: orders to the worker, or its reports.
     Mail,
     /// The registry has something new.
@@ -67,7 +65,6 @@ impl Token {
             Self::Timer => pack(2, 0, 0),
             Self::Links => pack(11, 0, 0),
             Self::Registry => pack(13, 0, 0),
-            Self::Opener => pack(14, 0, 0),
             Self::Mail => pack(15, 0, 0),
             Self::Broker => pack(16, 0, 0),
             Self::ControlListener => pack(3, 0, 0),
@@ -106,7 +103,6 @@ impl Token {
             2 => Self::Timer,
             11 => Self::Links,
             13 => Self::Registry,
-            14 => Self::Opener,
             15 => Self::Mail,
             16 => Self::Broker,
             3 => Self::ControlListener,
@@ -153,7 +149,6 @@ mod tests {
             Token::Control(u16::MAX),
             Token::MetricsListener,
             Token::Metrics(7),
-            Token::Opener,
             Token::Mail,
             Token::Uplink(300),
             Token::Guest(3, Source::Listener),

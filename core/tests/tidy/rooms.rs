@@ -39,7 +39,7 @@ const HOUSES: &[House] = &[
         crate_dir: "daemon",
         rooms: &[
             ("start", &["arguments", "daemon", "daemon_user", "host_check", "sandbox", "start"]),
-            ("control", &["aside", "change", "control", "desk", "opener"]),
+            ("control", &["change", "control", "desk"]),
             ("worker", &["arena_file", "booster", "worker"]),
             ("sockets", &["toe"]),
             ("port", &["port", "token"]),

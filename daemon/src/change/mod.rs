@@ -179,7 +179,7 @@ pub(crate) struct Means {
 /// Plans and prepares changes of the running configuration.
 #[derive(Debug)]
 pub(crate) struct Preparer {
-    file: file::File,
+    pub(crate) file: file::File,
     means: Means,
     arena: Arc<ArenaFile>,
     pub(crate) running: Running,

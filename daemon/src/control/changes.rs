@@ -12,6 +12,7 @@ use super::operators::line;
 use crate::change::{Prepared, Preparer, Refusal, Setting};
 use crate::charges;
 use crate::worker::orders::{Client, Order};
+use crate::worker::steps::Step;
 
 /// Changes that may wait for the one that is under way.
 const WAITING_MAX: usize = 64;
@@ -43,6 +44,11 @@ enum Stage {
 impl Changes {
     pub(super) fn new(preparer: Option<Preparer>) -> Self {
         Self { preparer, ..Self::default() }
+    }
+
+    /// Whether the file system of the configuration file answers.
+    pub(super) fn can_read(&mut self) -> bool {
+        self.preparer.as_mut().is_none_or(|it| it.file.must_answer().is_ok())
     }
 
     /// `daemon.drain_timeout_s`.
@@ -156,15 +162,25 @@ impl Control {
         else {
             return;
         };
+        let step = &prepared.plan.steps[*at];
+        let comes = match step {
+            Step::AddUplink(uplink) => Some(&uplink.name),
+            Step::AddOverlay(overlay) => Some(&overlay.name),
+            _ => None,
+        };
         match result {
             Ok(()) => tracing::info!("changed: {}", prepared.plan.lines[*at]),
             Err(e) => {
                 tracing::error!("not done: {}: {e}", prepared.plan.lines[*at]);
-                prepared.target.without(&prepared.plan.steps[*at]);
+                prepared.target.without(step);
+                comes.into_iter().for_each(|name| self.interfaces.remove(name));
                 failed.push(e);
             }
         }
         *at += 1;
+        if comes.is_some() {
+            self.handle_links();
+        }
         self.go_on_changing();
     }
 
@@ -174,6 +190,13 @@ impl Control {
         let Some((_, Stage::Applying { prepared, at, failed })) = under_way else { return };
         if let Some(step) = prepared.plan.steps.get(*at) {
             let opened = prepared.resources.take(step, &prepared.owners);
+            match step {
+                Step::RemoveUplink(name) | Step::RemoveOverlay(name) => {
+                    self.interfaces.remove(name);
+                }
+                Step::SetOverlay(overlay) => self.interfaces.set(overlay),
+                _ => opened.port.iter().for_each(|port| self.interfaces.add(port)),
+            }
             return self.mail.order(Order::Step(Box::new((step.clone(), opened))));
         }
         preparer.running = prepared.target.clone();

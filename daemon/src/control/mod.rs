@@ -8,6 +8,8 @@
 
 mod changes;
 pub(crate) mod conn;
+mod interfaces;
+mod links;
 mod metrics;
 mod operators;
 
@@ -40,6 +42,8 @@ use crate::worker::orders::{
 };
 use changes::Changes;
 use conn::Allowance;
+pub(crate) use interfaces::Interfaces;
+pub(crate) use links::LinkWatch;
 pub(crate) use metrics::MetricsServer;
 pub use metrics::is_metrics_request;
 use metrics::scrape;
@@ -66,6 +70,8 @@ pub(crate) struct Endpoints {
     pub(crate) metrics: Option<MetricsServer>,
     /// Prepares changes. `None`: there are none.
     pub(crate) preparer: Option<Preparer>,
+    /// The uplinks and overlays.
+    pub(crate) interfaces: Interfaces,
 }
 
 /// See the module doc.
@@ -79,6 +85,7 @@ pub struct Control {
     stops: bool,
     broker_ended: bool,
     changes: Changes,
+    interfaces: Interfaces,
     /// Listeners that do not accept for now.
     resting: Resting<Token>,
     /// A status for scrapes was ordered, and is not there yet.
@@ -124,6 +131,10 @@ impl Control {
         }
         let (resting, writes) = (Resting::new(), Allowance::default());
         let changes = Changes::new(endpoints.preparer.take());
+        let interfaces = std::mem::take(&mut endpoints.interfaces);
+        if let Some(links) = &interfaces.links {
+            watch_for(&epoll, &links.fd(), Token::Links)?;
+        }
         let new = Self {
             epoll,
             mail,
@@ -132,6 +143,7 @@ impl Control {
             stops: false,
             broker_ended: false,
             changes,
+            interfaces,
             resting,
             ordered: false,
             writes,
@@ -185,6 +197,7 @@ impl Control {
                         return Ok(false);
                     }
                 }
+                Token::Links => self.handle_links(),
                 Token::Signal => self.handle_signal(),
                 Token::Broker => self.handle_end_of_broker(),
                 Token::ControlListener => self.handle_listener(now),
@@ -199,6 +212,7 @@ impl Control {
             }
         }
         self.wake_listeners(now);
+        self.reopen(now);
         let waits = self.endpoints.metrics.as_ref().is_some_and(MetricsServer::has_waiting);
         if waits && !std::mem::replace(&mut self.ordered, true) {
             self.mail.order(Order::Survey);
@@ -206,9 +220,10 @@ impl Control {
         Ok(true)
     }
 
-    /// Until listeners have rested, to the next millisecond.
+    /// Until listeners have rested, or a port may be opened again, to the next millisecond.
     fn wait(&self, now: Instant) -> EpollTimeout {
-        let Some(due) = self.resting.poll_timeout() else { return EpollTimeout::NONE };
+        let due = [self.resting.poll_timeout(), self.interfaces.poll_timeout()];
+        let Some(due) = due.into_iter().flatten().min() else { return EpollTimeout::NONE };
         let ms = due.since(now).as_nanos().div_ceil(1_000_000);
         EpollTimeout::try_from(ms).unwrap_or(EpollTimeout::MAX)
     }
@@ -233,6 +248,10 @@ impl Control {
                     place.into_iter().for_each(|place| self.finish(place));
                 }
                 Ok(Some(Report::Pages(pages))) => self.handle_pages(pages),
+                Ok(Some(Report::Lost(name, index))) => {
+                    self.interfaces.lose(&name, index);
+                    self.handle_links();
+                }
                 Ok(Some(Report::Step(result))) => self.handle_step(result),
                 Ok(Some(Report::End(client))) => {
                     let operators = self.endpoints.operators.as_mut();
@@ -283,6 +302,7 @@ impl Control {
         // One that was removed and added meanwhile was seen twice.
         let mut names = BTreeSet::new();
         ports.retain(|port| names.insert(port.name.clone()));
+        self.interfaces.complete(&mut ports);
         Status {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),

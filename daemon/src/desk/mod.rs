@@ -10,8 +10,6 @@ mod census;
 mod commands;
 mod directory;
 mod here;
-mod links;
-mod mender;
 mod report;
 mod survey;
 
@@ -24,15 +22,15 @@ use nix::sys::epoll::Epoll;
 
 use crate::change::{Prepared, Running};
 use crate::charges;
+use crate::closer;
 use crate::config::Config;
+use crate::control::Interfaces;
 use crate::token::{Token, watch_for};
 use crate::worker::Others;
 use crate::worker::data_path::DataPath;
 use crate::worker::orders::{Order, Report, WorkerMail};
 use crate::worker::steps::{Opened, Step, Stepping};
 use directory::Directory;
-pub(crate) use links::LinkWatch;
-use mender::Mender;
 use survey::Survey;
 #[cfg(test)]
 pub(crate) use {census::FlowSums, survey::PORTS_PER_TURN};
@@ -54,7 +52,6 @@ struct Stop {
 /// See the module doc.
 #[derive(Debug)]
 pub(crate) struct Desk {
-    links: Option<LinkWatch>,
     /// To and from control. `None`: there are no operators.
     mail: Option<WorkerMail>,
     control_ended: bool,
@@ -63,7 +60,6 @@ pub(crate) struct Desk {
     stepping: Option<Stepping>,
     /// The running configuration. `None`: there is none yet, as in tests.
     config: Option<Arc<Config>>,
-    mender: Mender,
     directory: Option<Directory>,
     /// Set once the daemon was told to stop.
     stop: Option<Stop>,
@@ -74,13 +70,11 @@ impl Desk {
     /// Without clients.
     pub(crate) fn new() -> Self {
         Self {
-            links: None,
             mail: None,
             control_ended: false,
             survey: Survey::default(),
             stepping: None,
             config: None,
-            mender: Mender::default(),
             directory: None,
             stop: None,
             stopped: false,
@@ -102,13 +96,6 @@ impl Desk {
     /// The daemon has stopped.
     pub(crate) fn is_stopped(&self) -> bool {
         self.stopped
-    }
-
-    /// Notices interfaces that go and come back.
-    pub(crate) fn set_links(&mut self, epoll: &Epoll, links: LinkWatch) -> io::Result<()> {
-        watch_for(epoll, &links.fd(), Token::Links)?;
-        self.links = Some(links);
-        Ok(())
     }
 
     /// Takes orders of control from now on.
@@ -142,7 +129,7 @@ impl Desk {
     }
 
     /// Takes some of control's orders, of requests one. There is an event for the others.
-    fn handle_orders(&mut self, now: Instant, path: &mut DataPath) {
+    fn handle_orders(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) {
         for _ in 0..ORDERS_PER_TURN {
             let order = match self.mail.as_mut().map(WorkerMail::take) {
                 None | Some(Ok(None)) => return,
@@ -164,6 +151,13 @@ impl Desk {
                     path.engine.resize(flows, size);
                 }
                 Order::Step(step) => self.stepping = Some(Stepping::new(step.0, step.1)),
+                Order::Lose(name) => {
+                    path.ports.find(&name).into_iter().for_each(|id| path.lose(now, id));
+                }
+                Order::Regain(name, port) => match path.ports.find(&name) {
+                    Some(id) => path.regain(now, epoll, id, *port),
+                    None => closer::later(None, port), // it was removed meanwhile
+                },
                 Order::Running(config) => {
                     self.config = Some(config);
                     path.ports_changed = true;
@@ -186,10 +180,12 @@ impl Desk {
         epoll: &Epoll,
         path: &mut DataPath,
         mut prepared: Prepared,
+        interfaces: &mut Interfaces,
     ) -> (Running, Vec<(Step, String)>) {
         let mut failed = Vec::new();
         for step in std::mem::take(&mut prepared.plan.steps) {
             let opened = prepared.resources.take(&step, &prepared.owners);
+            opened.port.iter().for_each(|port| interfaces.add(port));
             if let Err(e) = self.take_step(now, epoll, path, step.clone(), opened) {
                 prepared.target.without(&step);
                 failed.push((step, e));
@@ -207,12 +203,8 @@ impl Desk {
             self.stepping = Some(it);
             return; // it takes some more turns
         }
-        let has_link = matches!(it.step, Step::AddUplink(_) | Step::AddOverlay(_));
         let result = self.take_step(now, epoll, path, it.step, it.opened);
         self.report(Report::Step(result));
-        if has_link {
-            self.handle_links(now, path);
-        }
     }
 
     fn take_step(
@@ -251,9 +243,7 @@ impl Others for Desk {
     /// Something happened that is not about a frame.
     fn handle_event(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath, token: Token) {
         match token {
-            Token::Links => self.handle_links(now, path),
-            Token::Opener => self.handle_opened(now, epoll, path),
-            Token::Mail => self.handle_orders(now, path),
+            Token::Mail => self.handle_orders(now, epoll, path),
             Token::Registry => self.handle_registry(path),
             token => unreachable!("not the desk's: {token:?}"),
         }
@@ -262,11 +252,11 @@ impl Others for Desk {
     /// A turn is over: watchers get their frames, and a stop may be done.
     fn after_turn(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) {
         self.feed_watchers(path);
+        for (name, index) in std::mem::take(&mut path.ports.lost) {
+            self.report(Report::Lost(name, index));
+        }
         if self.survey.goes_on() {
             self.go_on_surveying(now, path);
-        }
-        if self.mender.poll_timeout().is_some_and(|at| at <= now) {
-            self.mend(now, path);
         }
         self.go_on_stepping(now, epoll, path);
         self.tell_registry(now, path);
@@ -278,7 +268,6 @@ impl Others for Desk {
         let stop = self.stop.as_ref().map(|stop| stop.look_at);
         let goes_on = self.survey.goes_on() || self.stepping.is_some();
         let counts = goes_on.then_some(Instant::ZERO);
-        let (mends, claims) = (self.mender.poll_timeout(), self.claim_timeout());
-        [stop, counts, mends, claims].into_iter().flatten().min()
+        [stop, counts, self.claim_timeout()].into_iter().flatten().min()
     }
 }

@@ -43,9 +43,8 @@ impl DataPath {
         PortStatus {
             name: at.name.clone(),
             kind: at.port.kind().into(),
-            link: self.turn.features(id).is_some()
-                && at.trouble.as_ref().is_none_or(|t| !t.is_down),
-            trouble: at.trouble.as_ref().map(|trouble| trouble.what.clone()),
+            link: self.turn.features(id).is_some(),
+            trouble: None, // control knows
             frames_from_port: stats.frames_from_port,
             bytes_from_port: stats.bytes_from_port,
             frames_to_port: stats.frames_to_port,

@@ -93,7 +93,7 @@ impl Counts {
     }
 }
 
-/// The sockets of an overlay, for another thread. They stay open as long as it has them, and an
+/// The sockets of an overlay, for control. They stay open as long as it has them, and an
 /// overlay that is opened meanwhile at the same address shares the one that receives.
 #[derive(Clone, Debug)]
 pub(crate) struct OverlaySockets {
@@ -105,11 +105,6 @@ impl OverlaySockets {
     /// The one that receives, and those that send.
     pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         std::iter::once(self.receiver.socket()).chain(&*self.senders).map(AsFd::as_fd)
-    }
-
-    /// Whether they are this overlay's.
-    pub(crate) fn are_of(&self, overlay: &OverlayPort) -> bool {
-        Arc::ptr_eq(&self.senders, &overlay.senders)
     }
 }
 

@@ -232,7 +232,6 @@ impl DataPath {
         }
         let at = self.ports.of_mut(id);
         tracing::info!(port = %at.name, "the port is there again");
-        at.trouble = None;
         self.ports_changed = true; // an overlay knows nothing yet
         self.turn.set_features(now, &mut self.engine, id, Some(PortFeatures::ALL));
     }

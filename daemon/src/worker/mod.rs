@@ -158,10 +158,11 @@ impl Worker {
             Token::Ucx => {} // in the turn that follows
             Token::BoosterListener => path.booster.accept(epoll),
             Token::Booster => path.booster.hear(epoll),
-            Token::Links | Token::Opener | Token::Mail | Token::Registry => {
+            Token::Mail | Token::Registry => {
                 others.handle_event(now, epoll, path, token);
             }
             Token::Signal
+            | Token::Links
             | Token::Broker
             | Token::ControlListener
             | Token::Control(_)

@@ -13,6 +13,7 @@ use nightporter_registry::mail::{Bell, Gone, Inbox, Outbox, mail};
 
 use super::steps::{Opened, Step};
 use crate::config::Config;
+use crate::port::Port;
 
 /// A client of control, by a number that no other has had.
 pub(crate) type Client = u64;
@@ -34,6 +35,10 @@ pub(crate) enum Order {
     Resize(ArenaSize),
     /// Take a step of a change, and report its result. There is one at a time.
     Step(Box<(Step, Opened)>),
+    /// The interface of the uplink with this name has gone.
+    Lose(String),
+    /// The uplink or overlay with this name is there again.
+    Regain(String, Box<Port>),
     /// The running configuration has changed.
     Running(Arc<Config>),
     /// Stop when nothing is owed any more, or after this time.
@@ -55,6 +60,8 @@ pub(crate) enum Report {
     End(Client),
     /// The pages that VMs may use, or still use.
     Pages(u64),
+    /// The interface with this number, of the uplink with this name, has gone.
+    Lost(String, u32),
     /// A step was taken; errors should not occur.
     Step(Result<(), String>),
 }
@@ -71,7 +78,7 @@ pub(crate) struct WorkerStatus {
 
 /// The subject of an order or report. There is one word at a time about each, or the later one is
 /// enough.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 enum Subject {
     Survey,
     /// By the first client; each waits for one.
@@ -84,6 +91,8 @@ enum Subject {
     Pages,
     Resize,
     Step,
+    /// An uplink or overlay, after the step by which it came.
+    Interface(String),
     Running,
     Stop,
 }
@@ -146,6 +155,7 @@ impl WorkerMail {
             Report::Piece(client, _) => Subject::Piece(*client),
             Report::End(client) => Subject::End(*client),
             Report::Pages(_) => Subject::Pages,
+            Report::Lost(name, _) => Subject::Interface(name.clone()),
             Report::Step(_) => Subject::Step,
         };
         self.0.outbox.post(subject, report);
@@ -188,6 +198,7 @@ impl ControlMail {
             Order::CountPages => Subject::Pages,
             Order::Resize(_) => Subject::Resize,
             Order::Step(_) => Subject::Step,
+            Order::Lose(name) | Order::Regain(name, _) => Subject::Interface(name.clone()),
             Order::Running(_) => Subject::Running,
             Order::Drain(_) | Order::Stop => Subject::Stop,
         };

@@ -14,24 +14,6 @@ use crate::port::{Lost, Port, Wanted};
 pub(crate) struct NamedPort {
     pub(crate) name: String,
     pub(crate) port: Port,
-    /// Of an uplink or overlay.
-    pub(crate) trouble: Option<Trouble>,
-}
-
-/// The fault of an uplink or overlay.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub(crate) struct Trouble {
-    pub(crate) what: String,
-    /// Its frames get nowhere; else they get too far.
-    pub(crate) is_down: bool,
-}
-
-impl Trouble {
-    /// It is not there.
-    pub(crate) fn of(port: &Port) -> Option<Self> {
-        let Port::Lost(lost) = port else { return None };
-        Some(Self { what: lost.why.clone(), is_down: true })
-    }
 }
 
 /// All ports of a worker, by their numbers. A number whose port was removed is vacant until another
@@ -40,19 +22,20 @@ impl Trouble {
 pub(crate) struct WorkerPorts {
     pub(crate) list: Vec<NamedPort>,
     pub(crate) watchers: Watchers,
+    /// Uplinks whose interfaces have gone since control was told, and the numbers of these.
+    pub(crate) lost: Vec<(String, u32)>,
     /// The time of this turn.
     pub(crate) now: Instant,
 }
 
 impl WorkerPorts {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { list: Vec::new(), watchers: Watchers::default(), now }
+        Self { list: Vec::new(), watchers: Watchers::default(), lost: Vec::new(), now }
     }
 
     /// Adds the port that the engine calls `id`.
     pub(crate) fn add(&mut self, id: PortId, name: String, port: Port) {
-        let trouble = Trouble::of(&port);
-        let new = NamedPort { name, port, trouble };
+        let new = NamedPort { name, port };
         match self.list.get_mut(usize::from(id.0)) {
             Some(at) => {
                 assert!(matches!(at.port, Port::Vacant), "the engine numbers ports as we do");
@@ -98,11 +81,12 @@ impl WorkerPorts {
 
     /// The interface behind `port` is gone.
     pub(crate) fn lose(&mut self, port: PortId) {
-        let at = self.of_mut(port);
+        let at = &mut self.list[usize::from(port.0)];
         if let Port::Uplink(tap) = &at.port {
             tracing::error!(port = %at.name, "the interface is gone; its traffic is dropped");
             let wanted = Wanted::Uplink(tap.config().clone());
             let why = format!("{} is gone", tap.config().ifname);
+            self.lost.push((at.name.clone(), tap.index()));
             at.port = Port::Lost(Box::new(Lost { wanted, why }));
         }
     }

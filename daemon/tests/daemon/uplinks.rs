@@ -1,8 +1,8 @@
 //! Taps and macvtaps in a network namespace of the test's own. Needs root.
 
-use std::fs::{metadata, remove_file};
+use std::fs::{File, metadata, remove_file, rename};
 use std::net::UdpSocket;
-use std::os::unix::fs::{MetadataExt, chown};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, chown};
 use std::process::Command;
 use std::thread;
 use std::time::Instant;
@@ -12,8 +12,11 @@ use nightporter_core::turn::{Received, Sent};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nightporterd::config::{UplinkConfig, UplinkKind};
 use nightporterd::port::tap::TapPort;
+use nix::libc;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 
 use crate::guest::{Guest, PLAIN};
 use crate::host::{Dir, Host, LIMIT, NOBODY, copy_for_everybody};
@@ -227,9 +230,45 @@ fn what_is_missing_at_the_start_keeps_nobody_away_and_is_there_when_it_comes() {
         ip("link del np0");
         until_shown("link show np0", "master br0");
         host.until("lan", |lan| lan.link && lan.trouble.is_none());
-        assert_eq!(host.port("wan").trouble.unwrap(), "there is no interface np1");
+        host.until("wan", |wan| wan.trouble.as_deref() == Some("there is no interface np1"));
         ip("tuntap add dev np1 mode tap vnet_hdr");
         host.until("wan", |wan| wan.link);
+    });
+}
+
+#[test]
+#[ignore = "needs root: it makes taps"]
+fn a_file_that_is_not_read_keeps_a_missing_uplink_from_holding_up_control() {
+    in_namespace(|| {
+        ip("link add br0 type bridge");
+        ip("link set br0 up");
+        let dir = Dir::new();
+        let lan =
+            "[[uplink]]\nname = \"lan\"\nkind = \"tap\"\nifname = \"np0\"\nbridge = \"br0\"\n";
+        let config = dir.configure("metrics = \"off\"", &format!("{lan}{}", dir.vm("a", "")));
+        let host = Host::start(&dir, &config);
+        host.until("lan", |lan| lan.link);
+        // Whoever reads it stands until somebody writes, as on a file system that does not answer.
+        let kept = dir.join("kept.toml");
+        rename(&config, &kept).unwrap();
+        mkfifo(&config, Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
+        ip("link del np0");
+        let start = Instant::now();
+        let stands = loop {
+            let mut writes = File::options();
+            if let Ok(fifo) = writes.write(true).custom_flags(libc::O_NONBLOCK).open(&config) {
+                break fifo;
+            }
+            assert!(start.elapsed() < LIMIT, "nobody reads it");
+        };
+        let asked = Instant::now();
+        assert!(!host.status().broker_ended);
+        assert!(asked.elapsed() < LIMIT / 2, "the broker would have been waited for");
+        rename(&kept, &config).unwrap();
+        drop(stands);
+        host.until("lan", |lan| lan.link);
+        host.signal(Signal::SIGTERM);
+        assert_eq!(host.wait(), Some(0));
     });
 }
 

@@ -1,4 +1,4 @@
-//! Interfaces that go and come back while the daemon runs, and other faults of interfaces.
+//! The interfaces of the host, as the kernel tells of them.
 //!
 //! A tap reports its own deletion. The descriptor of a deleted macvtap stays silent, and only a
 //! notification (rtnetlink(7)) shows that an interface is back, is down, or has left its bridge.
@@ -10,8 +10,6 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use nightporter_core::port::PortId;
-use nightporter_core::time::Instant;
 use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
 use nix::sys::socket::{
@@ -19,11 +17,7 @@ use nix::sys::socket::{
     socket,
 };
 
-use super::Desk;
 use crate::config::UplinkConfig;
-use crate::port::Port;
-use crate::worker::data_path::DataPath;
-use crate::worker::ports::Trouble;
 
 /// The multicast group of link changes (linux/rtnetlink.h, RTMGRP_LINK).
 const LINK_GROUP: u32 = 1;
@@ -141,7 +135,7 @@ impl LinkWatch {
     }
 
     /// The fault of an uplink, if there is one; and the bridge that it is in.
-    fn judge(&self, config: &UplinkConfig, index: u32) -> (Option<String>, u32) {
+    pub(super) fn judge(&self, config: &UplinkConfig, index: u32) -> (Option<String>, u32) {
         let Some(link) = self.links.get(&index) else { return (None, 0) };
         let ifname = &config.ifname;
         let wanted = config.bridge.as_deref();
@@ -183,50 +177,6 @@ fn attribute(mut bytes: &[u8], wanted: u16) -> Option<&[u8]> {
             return Some(value);
         }
         bytes = bytes.get(len.next_multiple_of(4)..)?;
-    }
-}
-
-impl Desk {
-    /// Some interface changed: looks whether ours are all there, and tries those that are not.
-    pub(super) fn handle_links(&mut self, now: Instant, path: &mut DataPath) {
-        if let Some(links) = &mut self.links {
-            links.read();
-        }
-        for id in (0..).map(PortId).take(path.ports.list.len()) {
-            if let Port::Uplink(tap) = &path.ports.of(id).port
-                && !tap.is_present()
-            {
-                path.lose(now, id);
-            }
-        }
-        self.judge_uplinks(path);
-        self.mend(now, path);
-    }
-
-    /// Notes faults of uplinks, and logs changes.
-    pub(super) fn judge_uplinks(&self, path: &mut DataPath) {
-        let Some(links) = &self.links else { return };
-        let mut bridges: BTreeMap<u32, String> = BTreeMap::new();
-        for at in &mut path.ports.list {
-            let (trouble, bridge) = match &at.port {
-                Port::Uplink(tap) => links.judge(tap.config(), tap.index()),
-                Port::Lost(lost) => (Some(lost.why.clone()), 0),
-                Port::Overlay(_) | Port::Guest(_) | Port::Vacant => continue,
-            };
-            let twin = (bridge != 0).then(|| bridges.insert(bridge, at.name.clone())).flatten();
-            let down = trouble.map(|what| Trouble { what, is_down: true });
-            let trouble = down.or_else(|| {
-                let what = format!("in the same bridge as {}: frames loop", twin?);
-                Some(Trouble { what, is_down: false })
-            });
-            if at.trouble != trouble {
-                match &trouble {
-                    Some(trouble) => tracing::warn!(uplink = %at.name, "{}", trouble.what),
-                    None => tracing::info!(uplink = %at.name, "the uplink works again"),
-                }
-                at.trouble = trouble;
-            }
-        }
     }
 }
 
