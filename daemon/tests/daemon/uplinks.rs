@@ -248,7 +248,7 @@ fn a_file_that_is_not_read_keeps_a_missing_uplink_from_holding_up_control() {
         let config = dir.configure("metrics = \"off\"", &format!("{lan}{}", dir.vm("a", "")));
         let host = Host::start(&dir, &config);
         host.until("lan", |lan| lan.link);
-        // Whoever reads it stands until somebody writes, as on a file system that does not answer.
+        // Its reader stands until somebody writes, as on a file system that does not answer.
         let kept = dir.join("kept.toml");
         rename(&config, &kept).unwrap();
         mkfifo(&config, Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
