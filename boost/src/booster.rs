@@ -17,18 +17,19 @@ use self::daemon::Daemon;
 use self::watched::Watched;
 use crate::favour::Mode;
 use crate::journal::{Entry, Journal, Place, check_plain, take_back};
+use crate::lag::Share;
 use crate::layout::Hierarchy;
-use crate::policy::{Allowance, Ended, Wait, competitors};
+use crate::policy::{Allowance, Ended, Wait};
 use crate::process::{Identity, Stat, Thread};
 use crate::protocol::{Order, Report, VERSION};
 use crate::sys::{Class, set_class};
-use crate::vm::{Vm, Wish};
+use crate::vm::{Vm, Waiting, Wish};
 use crate::{BEAT, PRIORITY, SILENCE_MAX, WORKER_PRIORITY};
 
-/// How often a boost is looked at.
+/// How often boosts and payments are looked at.
 const LOOK: Duration = Duration::from_millis(1);
-/// How often the competition for cores is measured, while somebody is favoured or pays.
-const MEASURE: Duration = Duration::from_millis(100);
+/// Of the booster's time at most one part in so many goes into samples.
+const SAMPLES_PART: u64 = 20;
 /// How often threads, cgroups and cores are looked up.
 const JUDGE: Duration = Duration::from_secs(1);
 /// A boost that failed is not tried again for so long.
@@ -65,7 +66,7 @@ pub fn run(socket: &Path, journal: &Path) -> Result<()> {
         worker: None,
         vms: BTreeMap::new(),
         judged_at: None,
-        measured_at: 0,
+        sample_at: 0,
         told_at: 0,
     };
     let result = booster.run();
@@ -107,7 +108,8 @@ struct Booster {
     worker: Option<Worker>,
     vms: BTreeMap<u16, Vm>,
     judged_at: Option<u64>,
-    measured_at: u64,
+    /// The next sample.
+    sample_at: u64,
     told_at: u64,
 }
 
@@ -131,16 +133,13 @@ impl Booster {
     fn wait(&self) -> Result<()> {
         let mut most = BEAT;
         let now = self.now();
-        for (number, vm) in &self.vms {
-            if vm.waits.is_some() {
+        for vm in self.vms.values() {
+            if vm.waits.is_some() || vm.mode != Mode::Normal {
                 most = most.min(LOOK);
-            }
-            if vm.mode == Mode::Paying {
-                most = most.min(vm.next_payment(now, self.competitors(*number)));
             }
             if let Some(boost) = vm.boost {
                 let left = Duration::from_nanos(boost.wish.until.saturating_sub(now));
-                most = most.min(LOOK).min(left);
+                most = most.min(left);
             }
         }
         let timeout = Timespec { tv_sec: 0, tv_nsec: most.as_nanos().try_into()? };
@@ -200,7 +199,7 @@ impl Booster {
             Order::Gone { vm } => self.forget(vm),
             Order::Boost { vm, claim, for_us, taken } => {
                 let until = now.saturating_add(for_us.min(1_000_000) * 1000);
-                self.boost(now, vm, Wish { claim, until, taken });
+                self.ask(now, vm, Wish { claim, until, taken });
             }
             Order::End { vm } => {
                 self.vms.get_mut(&vm).into_iter().for_each(|vm| vm.waits = None);
@@ -234,47 +233,67 @@ impl Booster {
     }
 
     /// A VM wants its core, or still does.
-    fn boost(&mut self, now: u64, number: u16, wish: Wish) {
-        let waited = self.vms.get_mut(&number).is_some_and(|vm| vm.waits.take().is_some());
-        let around = self.neighbours_of(number);
+    fn ask(&mut self, now: u64, number: u16, wish: Wish) {
         let Some(vm) = self.vms.get_mut(&number) else { return };
-        let Some(account) = &mut vm.account else { return };
-        if !account.numbers.refused.is_empty() {
+        if vm.boost.is_none() {
+            let waiting = vm.waits.get_or_insert(Waiting { wish, since: now, counted: false });
+            waiting.wish = wish;
+            self.serve(now);
             return;
         }
+        let allowance = self.allowance(now, number, wish);
+        let boost = self.vms.get_mut(&number).and_then(|vm| vm.boost.as_mut());
+        if let Some((boost, allowance)) = boost.zip(allowance) {
+            boost.go_on(wish, allowance);
+        }
+    }
+
+    /// Whoever wants a core may have it, first who has had least of his share.
+    fn serve(&mut self, now: u64) {
+        self.vms.values_mut().for_each(|vm| vm.waits = vm.waits.filter(|it| now < it.wish.until));
+        let waits = self.vms.iter().filter_map(|(&number, vm)| Some((number, vm, vm.waits?)));
+        let mut waits: Vec<_> =
+            waits.map(|(number, vm, it)| (vm.lag.excess_ns(), it.since, number, it)).collect();
+        waits.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        for (_, _, number, it) in waits {
+            let allowance = self.allowance(now, number, it.wish);
+            let Some(vm) = self.vms.get_mut(&number) else { continue };
+            vm.waits = None;
+            match allowance {
+                None => {}
+                Some(Ok(allowed)) => self.begin(now, number, it.wish, allowed),
+                Some(Err(wait)) => {
+                    if wait == Wait::Neighbours {
+                        vm.waits = Some(Waiting { counted: true, ..it });
+                    }
+                    if let Some(account) = vm.account.as_mut().filter(|_| !it.counted) {
+                        account.wait(wait);
+                    }
+                }
+            }
+        }
+    }
+
+    /// What a boost may take from its beginning on. `None`: the VM is not boosted at all.
+    fn allowance(&mut self, now: u64, number: u16, wish: Wish) -> Option<Result<Allowance, Wait>> {
+        let around = self.neighbours_of(number);
+        let vm = self.vms.get_mut(&number)?;
+        let account = vm.account.as_mut().filter(|it| it.numbers.refused.is_empty())?;
         if vm.boost.is_none() && !around.favoured {
             vm.row.pause(now);
         }
         // Also where nobody competes now: a neighbour may wake.
         let row = vm.row.room(now, around.seen_ns);
-        let terms = (around.unpaid_ns, around.none_has_boost);
-        let allowance = account.allowance(now, wish.claim, terms, row);
-        if let Some(boost) = &mut vm.boost {
-            boost.go_on(wish, allowance);
-            return;
-        }
-        match allowance {
-            Err(wait) => {
-                if wait == Wait::Neighbours {
-                    vm.waits = Some(wish);
-                }
-                if !waited {
-                    account.wait(wait);
-                }
-            }
-            Ok(allowed) => {
-                if vm.mode == Mode::Paying {
-                    vm.refresh();
-                    self.pay(now, number); // until now
-                }
-                self.begin(now, number, wish, allowed);
-            }
-        }
+        let own = vm.boost.map_or_else(|| vm.lag.debt_ns(), |boost| boost.owed_ns);
+        let terms = (around.unpaid_ns + own, around.none_has_boost);
+        Some(account.allowance(now, wish.claim, terms, row))
     }
 
     fn begin(&mut self, now: u64, number: u16, wish: Wish, allowed: Allowance) {
         let Some(vm) = self.vms.get_mut(&number) else { return };
         vm.look_anew(self.hierarchy.as_ref());
+        self.sample(now);
+        let Some(vm) = self.vms.get_mut(&number) else { return };
         match vm.begin(now, &mut self.journal, wish, allowed) {
             Ok(()) => {
                 if let Some(account) = &mut vm.account {
@@ -288,48 +307,32 @@ impl Booster {
         }
     }
 
-    /// A VM has paid for a while.
-    fn pay(&mut self, now: u64, number: u16) {
-        let n = self.competitors(number);
-        let Some(vm) = self.vms.get(&number) else { return };
-        let Some(account) = &vm.account else { return };
-        let mut step = vm.step(now, n);
-        if account.would_be_even(step) {
-            vm.refresh();
-            step = vm.step(now, n);
+    /// Looks who wants which core, and brings the lags of VMs up to this moment.
+    fn sample(&mut self, now: u64) {
+        let mut all = BTreeMap::<usize, u32>::new();
+        let crowds: Vec<_> = self.vms.values().map(Vm::crowds).collect();
+        for (&core, &own) in crowds.iter().flat_map(|(own, _)| own) {
+            *all.entry(core).or_default() += own;
         }
-        let contested = step.paid_ns() < 0 && self.is_contested(number);
-        let Some(vm) = self.vms.get_mut(&number) else { return };
-        if let Err(why) = vm.pay(&mut self.journal, step, contested) {
-            refuse(vm, why);
+        let on = |core: &usize| all.get(core).copied().unwrap_or_default();
+        let busy = self.vms.values().filter(|vm| vm.mode != Mode::Normal);
+        let busy: Vec<usize> = busy.flat_map(|vm| vm.cpus.clone()).collect();
+        for (vm, (own, last)) in self.vms.values_mut().zip(&crowds) {
+            let busy = meet(&busy, &vm.cpus);
+            let crowds = own.iter().map(|(core, &own)| (own, on(core)));
+            vm.note(now, Share::new(crowds, on(last)), busy);
         }
-    }
-
-    /// More threads of VMs are on the cores of this one than there are cores, and not only its own.
-    fn is_contested(&self, number: u16) -> bool {
-        let Some(vm) = self.vms.get(&number) else { return false };
-        let mut wanted = vm.runnable_on(&vm.cpus).min(vm.cpus.len());
-        for (_, it) in self.others_of(number, vm) {
-            wanted += it.runnable_on(&vm.cpus);
-            if wanted > vm.cpus.len() {
-                return true;
-            }
-        }
-        false
-    }
-
-    /// The other VMs that may run on cores of this one, and the part of their cores that these are.
-    fn others_of<'a>(&'a self, number: u16, vm: &'a Vm) -> impl Iterator<Item = (f64, &'a Vm)> {
-        self.vms.iter().filter(move |(other, _)| **other != number).filter_map(|(_, it)| {
-            let shared = it.cpus.iter().filter(|cpu| vm.cpus.contains(cpu)).count();
-            #[expect(clippy::cast_precision_loss, reason = "few cores")]
-            let part = shared as f64 / it.cpus.len().max(1) as f64;
-            (shared > 0).then_some((part, it))
-        })
+        let cost = nanos(self.began.elapsed()).saturating_sub(now);
+        let pause = nanos(LOOK).max(cost * SAMPLES_PART);
+        self.sample_at = now + pause;
     }
 
     /// Looks at boosts and payments, and now and then at everything else.
     fn look(&mut self, now: u64) -> Result<()> {
+        let is_active = |vm: &Vm| vm.mode != Mode::Normal || vm.lag.is_active(now);
+        if now >= self.sample_at && self.vms.values().any(is_active) {
+            self.sample(now);
+        }
         let numbers: Vec<u16> = self.vms.keys().copied().collect();
         for number in numbers {
             let Some(vm) = self.vms.get_mut(&number) else { continue };
@@ -339,23 +342,15 @@ impl Booster {
                         self.end(now, number, ended);
                     }
                 }
-                Mode::Paying => self.pay(now, number),
+                Mode::Paying => {
+                    if let Err(why) = vm.check_payment(&mut self.journal) {
+                        refuse(vm, why);
+                    }
+                }
                 Mode::Normal => {}
             }
         }
-        let waits = self.vms.iter().filter_map(|(number, vm)| Some((*number, vm.waits?)));
-        for (number, wish) in waits.collect::<Vec<_>>() {
-            if now < wish.until {
-                self.boost(now, number, wish);
-            } else if let Some(vm) = self.vms.get_mut(&number) {
-                vm.waits = None;
-            }
-        }
-        let busy = self.vms.values().any(|vm| vm.mode != Mode::Normal);
-        if busy && now >= self.measured_at + nanos(MEASURE) {
-            self.measured_at = now;
-            self.vms.values_mut().for_each(|vm| vm.note_demand(now));
-        }
+        self.serve(now);
         let due = self.judged_at.is_none_or(|at| now >= at + nanos(JUDGE));
         if due && self.daemon.is_some() {
             self.judged_at = Some(now);
@@ -365,16 +360,19 @@ impl Booster {
     }
 
     fn end(&mut self, now: u64, number: u16, ended: Ended) {
-        let n = self.competitors(number);
-        let Some(vm) = self.vms.get_mut(&number).filter(|vm| vm.boost.is_some()) else { return };
-        if let Some(boost) = vm.boost.filter(|_| ended == Ended::Neighbours) {
-            vm.waits = Some(boost.wish);
+        if self.vms.get(&number).is_none_or(|vm| vm.boost.is_none()) {
+            return;
         }
-        let used = match vm.end(now, &mut self.journal, ended, n) {
+        self.sample(now);
+        let Some(vm) = self.vms.get_mut(&number) else { return };
+        if let Some(boost) = vm.boost.filter(|_| ended == Ended::Neighbours) {
+            vm.waits = Some(Waiting { wish: boost.wish, since: now, counted: true });
+        }
+        let used = match vm.end(now, &mut self.journal, ended) {
             Ok(used) => used,
             Err(why) => return refuse(vm, why),
         };
-        let cpus = vm.cpus.clone();
+        let (cpus, n) = (vm.cpus.clone(), vm.lag.competitors());
         for other in self.vms.values_mut().filter(|other| meet(&cpus, &other.cpus)) {
             other.row.note(now, used, n);
         }
@@ -385,32 +383,26 @@ impl Booster {
         let mut all =
             Neighbours { unpaid_ns: 0, none_has_boost: true, favoured: false, seen_ns: 0 };
         let Some(vm) = self.vms.get(&number) else { return all };
-        let others = self.others_of(number, vm);
-        for (other, account) in others.filter_map(|(_, it)| Some((it, it.account.as_ref()?))) {
+        let others = self.vms.iter().filter(|(other, _)| **other != number);
+        let others = others.map(|(_, it)| it).filter(|it| meet(&vm.cpus, &it.cpus));
+        for other in others.filter(|it| it.account.is_some()) {
             all.none_has_boost = false;
-            all.unpaid_ns += account.debt_ns();
+            all.unpaid_ns += other.unpaid_ns();
             if let Some(boost) = &other.boost {
                 all.favoured = true;
-                all.unpaid_ns += boost.allowance.cpu_ns;
+                all.unpaid_ns += boost.allowance.cpu_ns.saturating_sub(boost.seen_ns);
                 all.seen_ns += boost.seen_ns;
             }
         }
         all
     }
 
-    /// How many want a core on which this VM may run, itself included.
-    fn competitors(&self, number: u16) -> f64 {
-        let Some(vm) = self.vms.get(&number) else { return 1.0 };
-        let others = self.others_of(number, vm).map(|(part, it)| (part, &it.demand));
-        competitors(vm.cpus.len(), &vm.demand, others)
-    }
-
     /// Who may be boosted, and by which means.
     fn judge(&mut self, now: u64) {
         for vm in self.vms.values_mut() {
             vm.look(self.hierarchy.as_ref());
-            vm.note_demand(now);
         }
+        self.sample(now);
         let dirs: Vec<(u16, Option<PathBuf>)> =
             self.vms.iter().map(|(number, vm)| (*number, vm.dir.clone())).collect();
         let (worker_cpus, worker_class) = self.worker_terms();
@@ -465,14 +457,14 @@ impl Booster {
             return;
         }
         self.told_at = now;
-        let competitors: Vec<f64> = self.vms.keys().map(|&vm| self.competitors(vm)).collect();
         let Some(daemon) = &mut self.daemon else { return };
-        for ((&vm, it), n) in self.vms.iter_mut().zip(competitors) {
+        for (&vm, it) in &mut self.vms {
+            let (n, unpaid_ns) = (it.lag.competitors(), it.unpaid_ns());
             let Some(account) = &mut it.account else { continue };
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "few")]
             let percent = (n * 10.0).round() as u64 * 10; // so that it does not change all the time
             account.numbers.competitors_percent = percent;
-            account.numbers.unpaid_us = account.debt_ns() / 1000;
+            account.numbers.unpaid_us = unpaid_ns / 1000;
             daemon.tell(vm, &account.numbers);
         }
     }
@@ -490,7 +482,7 @@ impl Booster {
         let now = self.now();
         for vm in self.vms.values_mut() {
             vm.waits = None;
-            if let Err(e) = vm.end(now, &mut self.journal, Ended::TakenBack, 1.0) {
+            if let Err(e) = vm.end(now, &mut self.journal, Ended::TakenBack) {
                 eprintln!("{}: {e}", vm.name);
             }
             if let Err(e) = vm.set(&mut self.journal, Mode::Normal) {

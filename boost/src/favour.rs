@@ -92,7 +92,7 @@ impl Vcpu {
     /// Errors: words for the operator.
     pub(crate) fn push(&mut self, journal: &mut Journal, first: bool) -> Result<(), String> {
         let Ok(stat) = self.thread.stat() else { return Ok(()) };
-        let (used_ns, _) = self.thread.used_and_waited().unwrap_or_default();
+        let used_ns = self.thread.used().unwrap_or_default();
         let has_run = std::mem::replace(&mut self.used_ns, used_ns) != used_ns && !first;
         if has_run || !stat.is_runnable() || self.raised >= RAISED_MAX {
             return Ok(());
@@ -115,14 +115,6 @@ impl Vcpu {
             self.forget(journal);
         }
         Ok(())
-    }
-
-    /// Brings its CPU time up to date; see there.
-    pub(crate) fn refresh(&self) {
-        // A change of its class has done so.
-        if self.thread.stat().is_ok_and(|stat| stat.class == Class::NORMAL) {
-            let _ = set_class(self.thread.id.tid, Class::NORMAL); // or it stays as it was
-        }
     }
 
     fn forget(&mut self, journal: &mut Journal) {
@@ -189,10 +181,10 @@ mod tests {
     }
 
     #[test]
-    fn bst_02_the_cpu_time_of_a_running_thread_is_exact_and_not_of_the_last_tick() {
+    fn bst_02_a_change_of_class_brings_the_cpu_time_of_a_running_thread_up_to_date() {
         if !is_since(6, 12) {
             eprintln!("SKIPPED: exact CPU times of running threads need Linux 6.12");
-            return; // see Vm::refresh
+            return; // before, they are as old as the tick
         }
         let (tid, stops) = (AtomicI32::new(0), AtomicBool::new(false));
         std::thread::scope(|scope| {
@@ -211,15 +203,15 @@ mod tests {
             let pid = std::process::id().cast_signed();
             let id = Identity { pid, tid, start: Stat::of(tid).unwrap().start };
             let vcpu = Vcpu::new(Thread::open(id).unwrap());
-            let used = || vcpu.thread.used_and_waited().unwrap().0;
+            let used = || vcpu.thread.used().unwrap();
             // A tick has 1 to 10 ms, so it comes in few rounds; and on a busy machine the thread
             // runs in few. Without new times one in 150 would be newer.
             let newer = (0..2000).filter(|_| {
-                vcpu.refresh();
+                set_class(tid, Class::NORMAL).unwrap();
                 let begin = Instant::now();
                 while begin.elapsed() < Duration::from_micros(200) {}
                 let before = used();
-                vcpu.refresh();
+                set_class(tid, Class::NORMAL).unwrap();
                 used() > before
             });
             let newer = newer.take(60).count();

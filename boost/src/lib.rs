@@ -27,6 +27,7 @@ pub mod arguments;
 pub mod booster;
 mod favour;
 mod journal;
+mod lag;
 mod layout;
 pub mod policy;
 mod process;

@@ -183,13 +183,12 @@ impl Thread {
         parse(self.id.pid, &read(&self.stat)?)
     }
 
-    /// Nanoseconds that it has used, and that it has waited for a core. A running thread's are
-    /// those of the last tick; a change of its class brings them up to date.
-    pub(crate) fn used_and_waited(&self) -> io::Result<(u64, u64)> {
+    /// Nanoseconds that it has used. A running thread's are those of the last tick; a change of its
+    /// class brings them up to date.
+    pub(crate) fn used(&self) -> io::Result<u64> {
         let text = read(&self.schedstat)?;
-        let mut words = text.split_whitespace().map_while(|word| word.parse().ok());
-        let two = words.next().zip(words.next());
-        two.ok_or_else(|| io::Error::other("schedstat has another form"))
+        let used = text.split_whitespace().next().and_then(|word| word.parse().ok());
+        used.ok_or_else(|| io::Error::other("schedstat has another form"))
     }
 }
 
@@ -219,7 +218,7 @@ mod tests {
         let own = std::process::id().cast_signed();
         let stat = Stat::of(own).unwrap();
         let id = Identity::of(&stat);
-        let (used, _) = Thread::open(id).unwrap().used_and_waited().unwrap();
+        let used = Thread::open(id).unwrap().used().unwrap();
         assert!(used > 0);
         assert!(Thread::open(Identity { start: id.start + 1, ..id }).is_err());
     }

@@ -1,23 +1,18 @@
 //! A VM, as the booster sees it.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity};
 
 use crate::favour::{Mode, Vcpu, Weighed, weigh};
 use crate::journal::{Journal, check_plain};
+use crate::lag::{Lag, Share};
 use crate::layout::{Hierarchy, Means};
-use crate::policy::{
-    Account, Allowance, Demand, Ended, Row, SLEEP_MAX_NS, Step, Wait, favoured_ns,
-};
-use crate::process::{Process, Stat, Thread};
+use crate::policy::{Account, Allowance, Ended, Row, SLEEP_MAX_NS, Wait};
+use crate::process::{Process, Thread};
 use crate::protocol::{Budget, Claim};
-
-/// How often a payment is looked at, at least and at most.
-const PAYMENT: Duration = Duration::from_millis(2);
-const PAYMENT_LEAST: Duration = Duration::from_micros(100);
 
 /// What a VM wants its core for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -26,6 +21,15 @@ pub(crate) struct Wish {
     pub(crate) until: u64,
     /// How often it has taken some of what it was owed.
     pub(crate) taken: u32,
+}
+
+/// What a VM wants its core for, while its neighbours have a turn.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waiting {
+    pub(crate) wish: Wish,
+    pub(crate) since: u64,
+    /// Its account says so.
+    pub(crate) counted: bool,
 }
 
 /// A boost that lasts.
@@ -40,12 +44,10 @@ pub(crate) struct Boost {
     pub(crate) seen_ns: u64,
     pub(crate) looked_at: u64,
     pub(crate) awake_at: u64,
-    /// Time for which its threads ran or waited for a core, as far as their states tell.
-    /// `schedstat` counts a wait when it is over, also one that began before.
-    runnable_ns: u64,
-    began_at: u64,
-    /// CPU time of its threads at the beginning, and for how long they had waited.
-    before: (u64, u64),
+    /// What it owed at the beginning.
+    pub(crate) owed_ns: u64,
+    /// CPU time of its threads at the beginning.
+    used_before: u64,
 }
 
 impl Boost {
@@ -90,15 +92,12 @@ pub(crate) struct Vm {
     pub(crate) means: Option<Means>,
     weighed: Option<Weighed>,
     pub(crate) row: Row,
-    pub(crate) demand: Demand,
+    pub(crate) lag: Lag,
+    /// That of the last sample.
+    share: Share,
     pub(crate) mode: Mode,
     pub(crate) boost: Option<Boost>,
-    /// What it wants, while its neighbours have a turn.
-    pub(crate) waits: Option<Wish>,
-    /// Since when it pays, and the CPU time of its threads then.
-    paying: (u64, u64),
-    /// Its debt was no smaller when that was last looked at.
-    pays_nothing: bool,
+    pub(crate) waits: Option<Waiting>,
 }
 
 impl Vm {
@@ -123,12 +122,11 @@ impl Vm {
             means: None,
             weighed: None,
             row: Row::default(),
-            demand: Demand::default(),
+            lag: Lag::default(),
+            share: Share::new(std::iter::empty(), 0),
             mode: Mode::Normal,
             boost: None,
             waits: None,
-            paying: (now, 0),
-            pays_nothing: false,
         }
     }
 
@@ -149,14 +147,20 @@ impl Vm {
         };
         self.missing = None;
         self.comes_and_goes = comes_and_goes;
+        let known = self.vcpus.len();
         // A thread that has ended is as before: the next change of mode forgets it.
         self.vcpus.retain(|vcpu| ids.contains(&vcpu.thread.id) || self.mode != Mode::Normal);
+        let mut differ = self.vcpus.len() != known;
         for id in ids {
             if !self.vcpus.iter().any(|vcpu| vcpu.thread.id == id)
                 && let Ok(thread) = Thread::open(id)
             {
                 self.vcpus.push(Vcpu::new(thread));
+                differ = true;
             }
+        }
+        if differ {
+            self.lag.rebase(self.used());
         }
         self.cpus.clear();
         for vcpu in &self.vcpus {
@@ -209,17 +213,9 @@ impl Vm {
         hierarchy.means(dir, &|pid| pids.contains(&pid), others)
     }
 
-    /// CPU time that its threads have used, and that they have waited, together.
-    fn used_and_waited(&self) -> (u64, u64) {
-        let of = |vcpu: &Vcpu| vcpu.thread.used_and_waited().unwrap_or_default();
-        let sums = self.vcpus.iter().map(of);
-        sums.fold((0, 0), |(used, waited), it| (used + it.0, waited + it.1))
-    }
-
-    /// Its part in the competition for cores.
-    pub(crate) fn note_demand(&mut self, now: u64) {
-        let (used, waited) = self.used_and_waited();
-        self.demand.note(now, [used, waited], [self.vcpus.len(), self.runnable()]);
+    /// CPU time that its threads have used together.
+    fn used(&self) -> u64 {
+        self.vcpus.iter().map(|vcpu| vcpu.thread.used().unwrap_or_default()).sum()
     }
 
     /// How many of its threads run or wait for a core.
@@ -228,15 +224,29 @@ impl Vm {
         self.vcpus.iter().filter(is).count()
     }
 
-    /// How many of its threads run or wait on these cores.
-    pub(crate) fn runnable_on(&self, cpus: &[usize]) -> usize {
-        let is = |stat: &Stat| stat.is_runnable() && cpus.contains(&stat.cpu);
-        self.vcpus.iter().filter(|vcpu| vcpu.thread.stat().is_ok_and(|stat| is(&stat))).count()
+    /// How many of its threads run or wait on each core, and a core on which one last ran.
+    pub(crate) fn crowds(&self) -> (BTreeMap<usize, u32>, usize) {
+        let (mut crowds, mut last) = (BTreeMap::new(), 0);
+        for stat in self.vcpus.iter().filter_map(|vcpu| vcpu.thread.stat().ok()) {
+            last = stat.cpu;
+            if stat.is_runnable() {
+                *crowds.entry(stat.cpu).or_default() += 1;
+            }
+        }
+        (crowds, last)
     }
 
-    /// Cores that it wants, at most all of its own.
-    fn wanted(&self) -> f64 {
-        self.demand.wanted_of(self.cpus.len())
+    /// Brings its lag up to this moment, at which that is its share; see [`Lag::note`].
+    pub(crate) fn note(&mut self, now: u64, share: Share, busy: bool) {
+        if self.account.is_some() {
+            self.share = share;
+            self.lag.note(now, self.used(), share, self.mode, busy);
+        }
+    }
+
+    /// What it owes to its neighbours.
+    pub(crate) fn unpaid_ns(&self) -> u64 {
+        if self.mode == Mode::Normal { 0 } else { self.lag.debt_ns() }
     }
 
     pub(crate) fn begin(
@@ -266,7 +276,6 @@ impl Vm {
             let back = self.set(journal, Mode::Normal);
             return back.and(Err(why));
         }
-        self.refresh();
         self.boost = Some(Boost {
             wish,
             allowance,
@@ -274,9 +283,8 @@ impl Vm {
             seen_ns: 0,
             looked_at: now,
             awake_at: now,
-            runnable_ns: 0,
-            began_at: now,
-            before: self.used_and_waited(),
+            owed_ns: self.lag.debt_ns(),
+            used_before: self.used(),
         });
         Ok(())
     }
@@ -286,18 +294,16 @@ impl Vm {
         let runnable = self.runnable();
         let by_weight = self.is_by_weight();
         let used = by_weight.then(|| {
-            self.refresh();
             let pushed = self.push(journal, false);
             pushed.unwrap_or_else(|why| eprintln!("{}: {why}", self.name));
-            self.used_and_waited().0
+            self.used()
         });
         let boost = self.boost.as_mut()?;
         // A thread of a real-time class that is runnable runs. Others may wait.
         let span = now.saturating_sub(boost.looked_at) * u64::try_from(runnable).unwrap_or(1);
         boost.looked_at = now;
-        boost.runnable_ns += span;
         boost.seen_ns = match used {
-            Some(used) => used.saturating_sub(boost.before.0),
+            Some(used) => used.saturating_sub(boost.used_before),
             None => boost.seen_ns + span,
         };
         if runnable > 0 {
@@ -319,77 +325,30 @@ impl Vm {
         now: u64,
         journal: &mut Journal,
         ended: Ended,
-        n: f64,
     ) -> Result<u64, String> {
         let Some(boost) = self.boost.take() else { return Ok(0) };
-        let runnable = u64::try_from(self.runnable()).unwrap_or(1);
-        let runnable_ns = boost.runnable_ns + now.saturating_sub(boost.looked_at) * runnable;
-        let owes = |vm: &Self| vm.account.as_ref().is_some_and(|it| it.debt_ns() > 0);
-        let owed = owes(self);
-        let mut result = self.set(journal, if owed { Mode::Paying } else { Mode::Normal });
-        self.refresh();
-        let (used, waited) = self.used_and_waited();
-        self.paying = (now, used);
-        self.pays_nothing = false;
-        let used = used.saturating_sub(boost.before.0);
-        // A thread of a real-time class does not wait for a neighbour.
-        let by_weight = self.is_by_weight();
-        let waited = if by_weight { waited.saturating_sub(boost.before.1) } else { 0 };
-        let lasted = now.saturating_sub(boost.began_at);
-        let wall_ns = favoured_ns((used, waited), runnable_ns, self.cpus.len(), lasted);
-        if let Some(account) = &mut self.account {
-            account.spend(now, Step { wall_ns, cpu_ns: used, n, own: 1.0 });
-            account.end(now, ended, boost.is_served());
+        let mode = |vm: &Self| {
+            let pays = ended != Ended::TakenBack && vm.lag.debt_ns() > 0;
+            if pays { Mode::Paying } else { Mode::Normal }
+        };
+        let mut result = self.set(journal, mode(self));
+        // A change of class has brought its CPU time up to date.
+        let used = self.used();
+        self.lag.note(now, used, self.share, Mode::Favoured, true);
+        if mode(self) != self.mode {
+            result = result.and(self.set(journal, mode(self)));
         }
-        if !owed && owes(self) && ended != Ended::TakenBack {
-            result = result.and(self.set(journal, Mode::Paying));
+        let used = used.saturating_sub(boost.used_before);
+        if let Some(account) = &mut self.account {
+            account.spend(now, used);
+            account.end(now, ended, boost.is_served());
         }
         result.map(|()| used)
     }
 
-    /// What it has paid since it was last asked. The payment stands still while it is favoured.
-    pub(crate) fn step(&self, now: u64, n: f64) -> Step {
-        let (since, before) = self.paying;
-        let (wall_ns, cpu_ns) =
-            (now.saturating_sub(since), self.used_and_waited().0.saturating_sub(before));
-        Step { wall_ns, cpu_ns, n, own: self.wanted() }
-    }
-
-    /// How soon its payment is to be looked at: when it will be even, with `n` competitors. What it
-    /// pays beyond its debt is lost to it. A VM that pays nothing has the core, and is not even
-    /// soon.
-    pub(crate) fn next_payment(&self, now: u64, n: f64) -> Duration {
-        let account = self.account.as_ref();
-        let even_at = self.paying.0 + account.map_or(0, |it| it.payment_ns(n, self.wanted()));
-        let least = if self.pays_nothing { PAYMENT } else { PAYMENT_LEAST };
-        Duration::from_nanos(even_at.saturating_sub(now)).clamp(least, PAYMENT)
-    }
-
-    /// It has paid that, and may be even.
-    pub(crate) fn pay(
-        &mut self,
-        journal: &mut Journal,
-        step: Step,
-        contested: bool,
-    ) -> Result<(), String> {
-        self.paying = (self.paying.0 + step.wall_ns, self.paying.1 + step.cpu_ns);
-        let Some(account) = &mut self.account else { return self.set(journal, Mode::Normal) };
-        let before = account.debt_ns();
-        let even = account.pay(step, contested);
-        self.pays_nothing = account.debt_ns() >= before;
-        if even { self.set(journal, Mode::Normal) } else { Ok(()) }
-    }
-
-    /// Brings the CPU times of its threads up to date, where the kernel does so: since Linux 6.12 a
-    /// thread is given its class anew also if it has it (`__sched_setscheduler` in
-    /// kernel/sched/syscalls.c compares no slice with the default one). Elsewhere they are as old
-    /// as the last tick, as all other readings are: the clock of another process's thread is
-    /// refused, and that of a process adds up what `schedstat` shows (`pid_for_clock`,
-    /// kernel/time/posix-cpu-timers.c; `thread_group_cputime`, kernel/sched/cputime.c).
-    pub(crate) fn refresh(&self) {
-        for vcpu in &self.vcpus {
-            vcpu.refresh();
-        }
+    /// It pays, and may be even.
+    pub(crate) fn check_payment(&mut self, journal: &mut Journal) -> Result<(), String> {
+        if self.lag.debt_ns() == 0 { self.set(journal, Mode::Normal) } else { Ok(()) }
     }
 
     /// Brings all that it has into `mode`.
@@ -430,24 +389,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bst_04_a_payment_that_pays_nothing_is_not_looked_at_ten_thousand_times_a_second() {
-        const MS: u64 = 1_000_000;
-        let dir = std::env::temp_dir().join(format!("nightporter-vm-{}", std::process::id()));
-        let mut journal = Journal::open(&dir).unwrap();
-        let pid = std::process::id().cast_signed();
-        let budget = Budget { cpu_us: 15_000, window_us: 90_000 };
-        let mut vm = Vm::new(0, "vm".into(), pid, Some(budget), None);
-        let step = |wall_ns, cpu_ns| Step { wall_ns, cpu_ns, n: 2.0, own: 1.0 };
-        vm.account.as_mut().unwrap().spend(0, step(MS, MS));
-        assert_eq!(vm.next_payment(0, 2.0), Duration::from_millis(1));
-        vm.pay(&mut journal, step(MS - 1000, 0), true).unwrap();
-        assert_eq!(vm.next_payment(MS - 1000, 2.0), PAYMENT_LEAST, "a microsecond is left");
-        vm.pay(&mut journal, step(MS, MS), false).unwrap();
-        assert_eq!(vm.next_payment(2 * MS - 1000, 2.0), PAYMENT, "nobody wanted the core");
-        std::fs::remove_file(dir).unwrap();
-    }
-
-    #[test]
     fn bst_01_a_boost_for_bytes_that_goes_on_for_a_turn_has_no_more_than_a_turn_may_have() {
         const MS: u64 = 1_000_000;
         let wish = |claim| Wish { claim, until: 50 * MS, taken: 0 };
@@ -459,9 +400,8 @@ mod tests {
             seen_ns,
             looked_at: 0,
             awake_at: 0,
-            runnable_ns: 0,
-            began_at: 0,
-            before: (0, 0),
+            owed_ns: 0,
+            used_before: 0,
         };
         let mut it = boost(Claim::Bytes, 2 * MS);
         it.go_on(wish(Claim::Turn), Ok(budget(7 * MS)));
