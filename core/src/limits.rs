@@ -28,9 +28,11 @@ pub const FLOW_BUFFER_DOUBLED_MAX: u64 = 4 * 1024 * 1024;
 /// The largest buffer of a flow that grows because G itself shows as much: all that Linux shows
 /// with a `tcp_rmem` of 32 MiB. A flow whose G shows more is let go.
 pub const FLOW_BUFFER_MAX: u64 = 32 * 1024 * 1024;
-/// The largest buffer of a flow that ends in a container of the guest (FWD-02): 256 KiB are held,
-/// and a unit of any window field may be shown beyond.
-pub const FLOW_BUFFER_NEAR_MAX: u64 = FLOW_BUFFER_INITIAL + (1 << 14);
+/// The most bytes of a flow that ends in a container of the guest that are acknowledged early and
+/// held (FWD-02). While there are more, it acknowledges late.
+pub const PROMISED_BEHIND_MAX: u64 = FLOW_BUFFER_INITIAL;
+/// It acknowledges early again when no more are held than these.
+pub const PROMISED_BEHIND_AGAIN: u64 = PROMISED_BEHIND_MAX / 2;
 /// The bytes that a VM's flows may hold and promise together unless configured otherwise (INV-06).
 pub const VM_BUDGET: u64 = 64 * 1024 * 1024;
 /// One part in so many of a VM's budget is for windows of [`FLOW_BUFFER_MIN`] alone (INV-20): 1024

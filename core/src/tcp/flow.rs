@@ -15,7 +15,6 @@
 //! of a window can never underflow. `docs/spec.md` draws them, and the states.
 
 use crate::flow::table::Class;
-use crate::limits;
 use crate::store::arena::{Arena, RecordId};
 use crate::store::flow_store::FlowStore;
 use crate::store::ranges::Ranges;
@@ -355,10 +354,7 @@ impl Flow {
             guest_una: self.sender.una(),
             guest_edge: self.sender.edge(),
             guest_is_established: self.sender.is_established(),
-            buffer_max: match self.options.distance {
-                Distance::Local => limits::FLOW_BUFFER_MAX,
-                Distance::Near | Distance::Far => limits::FLOW_BUFFER_NEAR_MAX,
-            },
+            is_behind: self.options.distance != Distance::Local,
         }
     }
 

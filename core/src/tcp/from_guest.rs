@@ -70,6 +70,9 @@ impl Flow {
         if self.fin_acked_by_guest() && !fin_acked_before && fate != Fate::Pass {
             self.ack_now(cx, None); // SNOOP-25 (b)
         }
+        if self.receiver.is_late() && !self.receiver.reset_waits() {
+            self.acknowledge_early(cx); // if it was late only for what G has now
+        }
         if self.receiver.is_late() {
             self.relay_ack(cx);
         } else {

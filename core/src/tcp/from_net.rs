@@ -143,6 +143,9 @@ impl Flow {
             Ok(taken) => taken,
             Err(reason) => return self.refuse(cx, range, reason),
         };
+        if self.receiver.holds_more(self.sender.una(), limits::PROMISED_BEHIND_MAX) {
+            self.acknowledge_late();
+        }
         if self.receiver.is_late() {
             self.after_accepting_late(cx, range, taken);
         } else {
@@ -153,6 +156,9 @@ impl Flow {
 
     /// LIFE-13: bytes behind those that are not acknowledged cause an ACK only if R repeats them.
     fn after_accepting_late(&mut self, cx: &mut FlowContext<'_, '_>, range: Range, taken: Taken) {
+        if self.receiver.is_wide() {
+            self.note_filled();
+        }
         self.grow_buffer(cx);
         if taken.duplicate.is_some() {
             self.note_repeated(range.seq);
@@ -183,17 +189,24 @@ impl Flow {
         if cx.vm.wanting.is_some() && taken.advanced > 0 {
             self.want_core(cx, true);
         }
-        let mss = u64::from(self.options.mss_to_guest);
-        self.receiver.note_filled(mss.max(1 << self.options.shift_g));
+        self.note_filled();
         self.grow_buffer(cx);
         if range.len() > 0 {
             self.timers.on_window_shown();
+            let mss = u64::from(self.options.mss_to_guest);
             if self.receiver.acks.on_segment(range.len(), mss, taken.plain) {
                 self.ack_now(cx, taken.duplicate);
             } else {
                 self.owe_ack(cx);
             }
         }
+    }
+
+    /// R may have filled its window, except for a segment, or a unit of the field.
+    #[inline(always)]
+    fn note_filled(&mut self) {
+        let mss = u64::from(self.options.mss_to_guest);
+        self.receiver.note_filled(mss.max(1 << self.options.shift_g));
     }
 
     /// New data, or an ACK with news, for a VM that has boost (BST-01).

@@ -218,9 +218,12 @@ impl Flow {
     }
 
     /// R's bytes are acknowledged once they are stored, and those that are stored now, unless the
-    /// flow drains or its VM wants late acknowledgements (LIFE-13).
+    /// flow drains, its VM wants late acknowledgements (LIFE-13), or a container is owed much
+    /// (FWD-02).
     pub(crate) fn acknowledge_early(&mut self, cx: &mut FlowContext<'_, '_>) {
-        if !self.receiver.is_late() || !self.standing.is_on() || cx.vm.acknowledges_late {
+        let may = self.receiver.is_late() && self.standing.is_on() && !cx.vm.acknowledges_late;
+        let most = limits::PROMISED_BEHIND_AGAIN;
+        if !may || self.receiver.holds_more(self.sender.una(), most) {
             return;
         }
         self.receiver.set_late(false);

@@ -456,7 +456,7 @@ impl Receiver {
     #[must_use]
     pub(crate) fn reserve_edge(&mut self, t: &Terms, vm: &mut Vm) -> bool {
         let bytes = self.edge - self.next + t.rounding_slack();
-        if bytes > t.buffer_max {
+        if bytes > limits::FLOW_BUFFER_MAX {
             return false;
         }
         let bytes = t.useful_buffer(bytes.max(limits::FLOW_BUFFER_MIN));
@@ -508,7 +508,7 @@ impl Receiver {
             if roomy {
                 self.grow(t, vm, limits::FLOW_BUFFER_INITIAL);
             }
-        } else if self.filled && roomy && (self.is_drained(t) || t.grows_ahead(now)) {
+        } else if self.filled && roomy && t.may_double(now, self.is_drained(t)) {
             self.filled = false;
             self.grow(t, vm, (now * 2).min(limits::FLOW_BUFFER_DOUBLED_MAX));
         }
@@ -518,8 +518,26 @@ impl Receiver {
     /// G shows more than the buffer has room for. `false`: it stays short of that, for good.
     #[cold]
     fn follow_guest(&mut self, t: &Terms, vm: &mut Vm, shown: u64) -> bool {
+        if t.is_behind {
+            return self.grow_as_needed(t, vm, shown);
+        }
         self.grow(t, vm, shown + t.rounding_slack());
         !self.is_short(t, vm, shown)
+    }
+
+    /// FWD-02: a path behind G that is slower than R never needs more than the first step, as it
+    /// always has bytes to send. Only if R has filled the buffer, and G then drained it, does it
+    /// wait for R. `false`: it does, and there is no more.
+    fn grow_as_needed(&mut self, t: &Terms, vm: &mut Vm, shown: u64) -> bool {
+        let now = u64::from(self.buffer_bytes);
+        let is_first = now + t.rounding_slack() < limits::FLOW_BUFFER_INITIAL;
+        let is_needed = self.filled && self.is_drained(t) && self.out_of_order.is_empty();
+        if is_first || is_needed {
+            let most = (now * 2).max(limits::FLOW_BUFFER_INITIAL);
+            self.grow(t, vm, (shown + t.rounding_slack()).min(most));
+            self.filled &= !is_needed;
+        }
+        !is_needed || u64::from(self.buffer_bytes) > now
     }
 
     /// Grows toward room for `bytes`, rounding slack included, by as much as the VM has for it.
@@ -542,6 +560,7 @@ impl Receiver {
         let buffer = u32::try_from(bytes - t.rounding_slack()).unwrap_or(u32::MAX);
         self.reserved_pages = u32::try_from(pages).unwrap_or(u32::MAX);
         self.buffer_bytes = self.buffer_bytes.max(buffer);
+        self.odd.set(Odd::WIDE, t.is_behind && bytes > limits::PROMISED_BEHIND_MAX);
     }
 
     /// Ranges and reservation go back; the record stays. The store was cleared.
@@ -550,6 +569,7 @@ impl Receiver {
         vm.unreserve(u64::from(self.reserved_pages));
         self.reserved_pages = 0;
         self.buffer_bytes = 0;
+        self.odd.set(Odd::WIDE, false);
     }
 
     /// The flow leaves the path, owing nothing.

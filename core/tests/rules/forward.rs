@@ -129,6 +129,123 @@ fn fwd_02_a_container_gets_a_window_from_the_first_byte_on_and_256_kib_are_held(
     assert!((200_000..=262_144 + 16_384).contains(&held), "{held}");
 }
 
+/// An upload to a container that shows a megabyte: what R has sent, may send and was acknowledged,
+/// and what the container has.
+struct ToContainer {
+    w: World<'static>,
+    r: Peer<'static>,
+    g: Peer<'static>,
+    sent: i64,
+    edge: i64,
+    acked: i64,
+    given: i64,
+    has: i64,
+}
+
+impl ToContainer {
+    fn new() -> Self {
+        let setup = Setup { budget_bytes: 16 << 20, ..Setup::new() }.small();
+        let (w, r, g) = at_a_distance(&setup, 63, 0);
+        warms_up(&r, &g);
+        g.shows_window(1_000_000);
+        g.sends("ack 1001");
+        Self { w, r, g, sent: 1001, edge: 65_001, acked: 1001, given: 1001, has: 1001 }
+    }
+
+    fn hears(&mut self) {
+        for seen in self.r.takes_all() {
+            self.acked = self.acked.max(seen.ack().into());
+            self.edge = self.edge.max((seen.ack() + seen.window()).into());
+        }
+    }
+
+    /// R sends so many segments at most, as far as it may. Returns how many.
+    fn sends(&mut self, most: i64) -> i64 {
+        for n in 0..most {
+            self.hears();
+            if self.sent + 1000 > self.edge {
+                return n;
+            }
+            sends_segments(&self.r, self.sent, 1);
+            self.sent += 1000;
+        }
+        self.hears();
+        most
+    }
+
+    /// The container acknowledges so many segments at most. `false`: it has none.
+    fn takes(&mut self, most: i64) -> bool {
+        let given = self.g.takes_all();
+        let end = given.iter().map(|seen| seen.range().1.into()).fold(self.given, i64::max);
+        self.given = end;
+        let more = end > self.has;
+        if more {
+            self.has = end.min(self.has + 1000 * most);
+            self.g.sends(&format!("ack {}", self.has));
+        }
+        self.hears();
+        more
+    }
+
+    fn stands(&self) -> (State, Why, bool) {
+        flow(&self.w, |f| (f.state(), f.why(), f.acknowledges_late()))
+    }
+
+    fn buffer(&self) -> i64 {
+        flow(&self.w, |f| f.stats().buffer_bytes).into()
+    }
+}
+
+const EARLY: (State, Why, bool) = (State::On, Why::Nothing, false);
+const LATE: (State, Why, bool) = (State::On, Why::Nothing, true);
+
+/// Found with real guests: such a flow left the path as soon as it was drained once.
+#[test]
+fn fwd_02_a_container_that_shows_more_than_is_held_is_acknowledged_early_to_its_end() {
+    let mut upload = ToContainer::new();
+    // R gets faster than the way to the container.
+    let mut held_max = 0;
+    for round in 0..80 {
+        upload.sends(round);
+        held_max = held_max.max(upload.acked - upload.has);
+        upload.takes(15);
+        assert_eq!(upload.stands(), EARLY, "at {}", upload.has);
+    }
+    while upload.takes(15) {}
+    assert!(upload.sent > 900_000, "{}", upload.sent);
+    assert_eq!((upload.acked, upload.has), (upload.sent, upload.sent));
+    assert!((230_000..=262_144).contains(&held_max), "{held_max}");
+    assert_eq!(upload.stands(), EARLY);
+}
+
+/// R is far away, and its window has to be as large as the container's.
+#[test]
+fn fwd_02_r_gets_more_room_if_it_waits_for_that_and_is_acknowledged_late_above_256_kib() {
+    let mut upload = ToContainer::new();
+    for _ in 0..5 {
+        assert!(upload.sends(2000) > 0, "R has no window: {}", upload.buffer());
+        while upload.takes(2000) {}
+        assert_eq!((upload.stands(), upload.has), (EARLY, upload.sent));
+    }
+    assert!((900_000..=1_000_128).contains(&upload.buffer()), "{}", upload.buffer());
+    // The container is off its CPU.
+    upload.g.stops(1);
+    let from = upload.has;
+    upload.sends(2000);
+    assert!(upload.sent - from > 900_000, "{}", upload.sent - from);
+    assert!((245_000..=262_144).contains(&(upload.acked - from)), "{}", upload.acked - from);
+    assert_eq!(upload.stands(), LATE);
+    upload.g.runs();
+    while upload.stands() == LATE {
+        assert!(upload.takes(2000));
+        assert!(upload.acked - upload.has <= 262_144, "{}", upload.acked - upload.has);
+    }
+    assert!(upload.has < upload.sent && upload.sent == upload.acked, "early before the end");
+    upload.sends(100);
+    while upload.takes(2000) {}
+    assert_eq!((upload.stands(), upload.acked, upload.has), (EARLY, upload.sent, upload.sent));
+}
+
 #[test]
 fn fwd_02_an_error_from_behind_ends_the_offload_and_is_remembered_for_the_server() {
     let setup = Setup::new().small();

@@ -15,6 +15,8 @@ impl Odd {
     pub(super) const LATE: u8 = 4;
     /// G's driver has begun anew, and G may not know the connection any more (LIFE-04b).
     pub(super) const DOUBTED: u8 = 8;
+    /// The buffer has room for more bytes than may be acknowledged early (FWD-02).
+    pub(super) const WIDE: u8 = 16;
 
     pub(super) const fn has(self, any: u8) -> bool {
         self.0 & any != 0
@@ -43,10 +45,23 @@ impl Receiver {
         self.odd.set(Odd::DOUBTED, doubted);
     }
 
-    /// It acknowledges early, no RST of R waits, and nobody waits for an answer of G.
+    /// All that it holds may be acknowledged early, no RST of R waits, and nobody waits for an
+    /// answer of G.
     #[inline(always)]
     pub(crate) const fn is_plain(&self) -> bool {
         self.odd.0 == 0
+    }
+
+    /// There is room for more bytes than may be acknowledged early (FWD-02).
+    #[inline]
+    pub(crate) const fn is_wide(&self) -> bool {
+        self.odd.has(Odd::WIDE)
+    }
+
+    /// More of these are held than `most`.
+    #[inline]
+    pub(crate) const fn holds_more(&self, una: u64, most: u64) -> bool {
+        self.is_wide() && self.next > una + most
     }
 
     /// It acknowledges late, or an RST of R waits.
@@ -68,6 +83,7 @@ impl Receiver {
     /// It acknowledges late from now on, or early.
     pub(crate) fn set_late(&mut self, late: bool) {
         self.odd.set(Odd::LATE, late);
-        self.filled = false; // R fills the window of G now, or the one before
+        // R fills the window of G now, or the one before; but that of a container stays.
+        self.filled &= self.is_wide();
     }
 }

@@ -29,8 +29,8 @@ pub(crate) struct Terms {
     pub(crate) guest_edge: u64,
     /// G has answered.
     pub(crate) guest_is_established: bool,
-    /// The largest buffer.
-    pub(crate) buffer_max: u64,
+    /// The connection ends behind G: R gets more room only if it needs that (FWD-02).
+    pub(crate) is_behind: bool,
 }
 
 impl Terms {
@@ -42,14 +42,16 @@ impl Terms {
     /// A window field cannot show more than this; a larger reservation would be wasted.
     pub(super) fn useful_buffer(&self, bytes: u64) -> u64 {
         let sayable = u64::from(u16::MAX) << self.scale;
-        bytes.min(self.buffer_max).min(sayable + self.rounding_slack())
+        bytes.min(limits::FLOW_BUFFER_MAX).min(sayable + self.rounding_slack())
     }
 
-    /// A G that has answered and has room takes more in its next time slice: R need not wait for
-    /// that.
-    pub(super) fn grows_ahead(&self, now: u64) -> bool {
+    /// A buffer of `now` bytes, which R has filled, may double: G has drained it, or has answered
+    /// and has room, so that it takes more in its next time slice, and R need not wait for that. A
+    /// container gets no more than it shows (FWD-02).
+    pub(super) fn may_double(&self, now: u64, is_drained: bool) -> bool {
         let open = self.guest_is_established && self.guest_edge > self.guest_una;
-        open && now * 2 <= limits::FLOW_BUFFER_AHEAD_MAX
+        let ahead = open && now * 2 <= limits::FLOW_BUFFER_AHEAD_MAX;
+        (is_drained || ahead) && !self.is_behind
     }
 }
 
@@ -148,7 +150,7 @@ impl Receiver {
     /// more. G has all bytes, so nothing stops while it drains.
     pub(super) fn is_short(&self, t: &Terms, vm: &Vm, shown: u64) -> bool {
         let now = u64::from(self.buffer_bytes);
-        let most = (vm.growth_max() * PAGE as u64).min(t.buffer_max);
+        let most = (vm.growth_max() * PAGE as u64).min(limits::FLOW_BUFFER_MAX);
         let short = shown > now && (shown > most || self.early_acked_bytes > now);
         short && self.is_drained(t) && self.out_of_order.is_empty()
     }
