@@ -12,6 +12,8 @@ use crate::history::{History, Side};
 const WITHIN: Duration = Duration::from_secs(4);
 /// Segments that R may send after a pause (RFC 5681 section 4.1, RFC 6928).
 const RESTART_SEGMENTS: u64 = 10;
+/// A first window, into which jumbo segments fit except for one.
+const FIRST_WINDOW: u64 = 1 << 16;
 
 /// Between two steps of the host; `is_parked`: the flow has no place in the store.
 pub(crate) fn on_step(h: &mut History, now: Instant, is_parked: bool) -> Ensure {
@@ -19,7 +21,9 @@ pub(crate) fn on_step(h: &mut History, now: Instant, is_parked: bool) -> Ensure 
     let (least, most) = h.segment_for_guest();
     let (least, most) = (least.min(most), least.max(most));
     let next = h.in_order();
-    let room = |segment: u64| g.edge >= r.edge_to.min(next + RESTART_SEGMENTS * segment);
+    let restart =
+        |segment: u64| (RESTART_SEGMENTS * segment).min(FIRST_WINDOW.saturating_sub(segment));
+    let room = |segment: u64| g.edge >= r.edge_to.min(next + restart(segment));
     let known = h.is_twinned() && h.state == Some(State::On);
     // G gets R's acknowledgement when its ring has room (seed 42934).
     let owes_guest = g.acked < next || g.ack_to < r.acked;

@@ -134,9 +134,11 @@ impl Receiver {
     }
 
     /// G itself has room for the bytes that R may send after a pause, so their place need not be
-    /// kept.
+    /// kept. Of jumbo segments only so many as fit into a first window, which G shows as whole
+    /// segments (`tcp_select_initial_window` of Linux 6.18).
     pub(crate) fn guest_has_room(&self, t: &Terms) -> bool {
-        let restart = limits::RESTART_SEGMENTS * t.mss;
+        let first = limits::FLOW_BUFFER_MIN.saturating_sub(t.mss);
+        let restart = (limits::RESTART_SEGMENTS * t.mss).min(first);
         t.guest_edge >= self.edge.min(self.next + restart)
     }
 
