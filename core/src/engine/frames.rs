@@ -6,7 +6,7 @@ use crate::engine::{Engine, Port, Staged, Verdict, context};
 use crate::flow::key::FlowKey;
 use crate::flow::table::{FlowId, HashedKey};
 use crate::limits::GROUP_BYTES_MAX;
-use crate::port::PortId;
+use crate::port::{Local, PortId};
 use crate::switch::{Mac, Out};
 use crate::tcp::flow::State;
 use crate::tcp::{Fate, Frame};
@@ -256,7 +256,7 @@ impl Engine<'_> {
         self.networks.of_mut(port).learn(now, port, packet.eth.vlan, packet.eth.src);
         match self.way_of(now, port, &packet)? {
             Some(out) => self.process_toward(now, out, hdr, frame, &packet),
-            None => Ok(Verdict::Flood),
+            None => Ok(self.on_unknown_station(now, port, hdr, frame, &packet)),
         }
     }
 
@@ -310,7 +310,7 @@ impl Engine<'_> {
             self.on_other_from_guest(now, port, frame, packet);
         }
         let Some(out) = self.way_of(now, port, packet)? else {
-            return Ok(Verdict::Flood);
+            return Ok(self.on_unknown_station(now, port, hdr, frame, packet));
         };
         let packet_len = frame.len() - usize::from(packet.eth.len);
         // As a bridge does: super-segments, which may be cut on their way, pass.
@@ -396,6 +396,40 @@ impl Engine<'_> {
         let key = FlowKey::from_net(out.0, &packet.eth, ip, tcp);
         let flow = self.flows.lookup(&key).and_then(|id| self.flows.get(id))?;
         (flow.is_live() && flow.is_of(dst)).then_some(out)
+    }
+
+    /// A frame goes everywhere. If it is a SYN, a station behind any guest may answer it that has
+    /// such stations, and whose connections do not end in it alone (FWD-01).
+    #[cold]
+    #[inline(never)]
+    fn on_unknown_station(
+        &mut self,
+        now: Instant,
+        ingress: PortId,
+        hdr: &VirtioNetHdr,
+        frame: &mut [u8],
+        packet: &Packet,
+    ) -> Verdict {
+        let (eth, dst) = (&packet.eth, packet.eth.dst);
+        let flooded = FloodedFrame { is_group: is_group(&dst), vlan: Some(eth.vlan) };
+        let Some((ip, tcp)) = packet.tcp() else { return Verdict::Flood };
+        let opens = tcp.flags.contains(TcpFlags::SYN)
+            && !tcp.flags.intersects(TcpFlags::ACK.union(TcpFlags::RST));
+        if !opens || flooded.is_group || !(Frame { bytes: frame, hdr, eth, ip, tcp }).checksum_ok()
+        {
+            return Verdict::Flood;
+        }
+        for out in (0..).map(PortId).take(self.ports.len()) {
+            let has_stations = self.vm(out).is_some_and(|vm| vm.local == Local::Always);
+            let key = FlowKey::from_net(out.0, eth, ip, tcp);
+            if has_stations
+                && self.is_flooded(ingress, out, flooded)
+                && self.flows.lookup(&key).is_none()
+            {
+                self.on_syn_from_net(now, out, key, None, ip, tcp);
+            }
+        }
+        Verdict::Flood
     }
 
     /// Where the switch sends a frame; `None` is everywhere.

@@ -35,7 +35,7 @@ impl Engine<'_> {
 
     /// R's SYN leaves 32 bytes in the SYN cache; the flow comes with G's answer (LIFE-01), whose
     /// number says which SYN it answers (COM-28).
-    fn on_syn_from_net(
+    pub(super) fn on_syn_from_net(
         &mut self,
         now: Instant,
         port: PortId,

@@ -569,6 +569,20 @@ fn fwd_01_a_station_that_was_silent_keeps_its_flow() {
     }
 }
 
+/// Its first frame of all is the answer: R's SYN goes everywhere.
+#[test]
+fn fwd_01_a_station_that_was_never_heard_gets_a_flow() {
+    let setup = Setup { is_station: true, local: Local::Always, ..Setup::new() };
+    let (w, r, g) = setup.established();
+    assert_eq!(stands(&w, 0), IS_ON);
+    r.sends("1:1001");
+    r.gets("1 ack 1001");
+    g.gets("1:1001");
+    // Only behind a guest that has such stations.
+    let (w, ..) = Setup { local: Local::Auto, ..setup }.established();
+    assert_eq!(w.state(), None);
+}
+
 /// It was heard behind the uplink since, so it has moved there with its connection.
 #[test]
 fn fwd_01_a_station_that_was_heard_elsewhere_is_not_where_its_flow_is() {
