@@ -53,6 +53,32 @@ const ROUTER_MODULES: [&str; 8] = [
     "net/sched/sch_netem",
 ];
 
+/// Further ones for one that translates addresses, too.
+const NAT_MODULES: [&str; 9] = [
+    "net/ipv4/netfilter/nf_defrag_ipv4",
+    "net/ipv6/netfilter/nf_defrag_ipv6",
+    "net/netfilter/nf_conntrack",
+    "net/netfilter/nf_nat",
+    "net/netfilter/x_tables",
+    "net/ipv4/netfilter/ip_tables",
+    "net/ipv4/netfilter/iptable_nat",
+    "net/netfilter/xt_nat",
+    "net/netfilter/xt_MASQUERADE",
+];
+
+/// Debian's iptables, as of the old kernel interface, and what of its package that needs.
+const IPTABLES_FILES: [&str; 7] = [
+    "usr/sbin/xtables-legacy-multi",
+    "usr/lib/x86_64-linux-gnu/libxtables.so.12",
+    "usr/lib/x86_64-linux-gnu/libip4tc.so.2",
+    "usr/lib/x86_64-linux-gnu/libip6tc.so.2",
+    "usr/lib/x86_64-linux-gnu/xtables/libxt_standard.so",
+    "usr/lib/x86_64-linux-gnu/xtables/libxt_DNAT.so",
+    "usr/lib/x86_64-linux-gnu/xtables/libxt_MASQUERADE.so",
+];
+/// The program in a guest that translates addresses; its first argument is `iptables`.
+pub const IPTABLES: &str = "/usr/sbin/xtables-legacy-multi";
+
 /// iproute2's programs in a guest that forwards.
 pub const IP: &str = "/bin/ip";
 /// Likewise.
@@ -194,10 +220,31 @@ impl Image {
         let mut archive = Archive::default();
         let files = module_files(&self.modules, &ROUTER_MODULES)?;
         for (order, path) in files.iter().enumerate() {
-            add_module(&mut archive, 90 + order, path)?;
+            add_module(&mut archive, 40 + order, path)?;
         }
         add_dynamic(&mut archive, [(IP, installed("ip")?), (TC, installed("tc")?)])?;
         self.and(archive, "router")
+    }
+
+    /// [`Self::with_router`], with Debian's iptables, which is downloaded.
+    ///
+    /// # Errors
+    /// As there; or no network.
+    pub fn with_nat(&self) -> Result<Self> {
+        let root = packages::unpacked("nat", &["iptables"])?;
+        let mut archive = Archive::default();
+        let files = module_files(&self.modules, &NAT_MODULES)?;
+        for (order, path) in files.iter().enumerate() {
+            add_module(&mut archive, 60 + order, path)?;
+        }
+        for directory in ["run", "usr", "usr/sbin", "usr/lib", "usr/lib/x86_64-linux-gnu"] {
+            archive.directory(directory);
+        }
+        archive.directory("usr/lib/x86_64-linux-gnu/xtables");
+        for file in IPTABLES_FILES {
+            archive.file_as(file, 0o755, &read(&root.join(file))?);
+        }
+        self.with_router()?.and(archive, "nat")
     }
 
     /// The same with programs of Debian: these packages, and all that they depend on. `name` is

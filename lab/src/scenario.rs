@@ -56,12 +56,13 @@ enum Run {
 
 /// Name, guests by kind, what happens in the world. Whose name begins with `long_` is run only if
 /// asked for.
-const IN_WORLD: [(&str, Kind, InWorld); 20] = [
+const IN_WORLD: [(&str, Kind, InWorld); 21] = [
     ("ten_megabytes_arrive_whole_each_way_and_as_an_echo", Kind::Qemu, ten_megabytes_each_way),
     ("a_user_mode_linux_guest_takes_and_sends_data", Kind::Uml, ten_megabytes_each_way),
     ("threads_of_a_user_mode_linux_guest_keep_their_vector_registers", Kind::Uml, vectors),
     ("uploads_to_a_routed_container_of_a_guest", Kind::UmlRouter, containers::routed),
     ("uploads_to_a_container_behind_a_bridge_of_a_guest", Kind::UmlRouter, containers::bridged),
+    ("uploads_to_a_container_behind_nat_of_a_guest", Kind::UmlNat, containers::translated),
     ("a_connection_survives_a_driver_reset", Kind::Qemu, driver_reset),
     ("a_rebooted_guest_is_reachable_again", Kind::Qemu, reboot),
     ("the_remote_learns_that_a_guest_died_with_data_in_the_store", Kind::Qemu, killed),
@@ -102,6 +103,8 @@ enum Kind {
     Uml,
     /// One that forwards to a container.
     UmlRouter,
+    /// One that translates its address, too.
+    UmlNat,
     /// Two guests with socket devices.
     QemuToe,
     UmlToe,
@@ -151,8 +154,8 @@ pub fn run_all(filter: &str, captures: Option<&Path>) -> Result<bool> {
     println!("preparing took {:.1} s", start.elapsed().as_secs_f64());
     let (mut failures, mut ignored) = (Vec::new(), 0);
     for &(name, kind, run) in &chosen {
-        if name.contains("np_flood") && !lab.images.qemu.np_flood {
-            println!("test {name} ... ignored, {NO_NP_FLOOD}");
+        if let Some(why) = lab.images.lacks(name, kind) {
+            println!("test {name} ... ignored, {why}");
             ignored += 1;
             continue;
         }
@@ -185,7 +188,11 @@ pub fn run_all(filter: &str, captures: Option<&Path>) -> Result<bool> {
 
 impl Kind {
     fn has_toe(self) -> bool {
-        !matches!(self, Self::Qemu | Self::Uml | Self::UmlRouter)
+        !matches!(self, Self::Qemu | Self::Uml) && !self.forwards()
+    }
+
+    fn forwards(self) -> bool {
+        matches!(self, Self::UmlRouter | Self::UmlNat)
     }
 }
 
@@ -195,12 +202,21 @@ struct Images {
     uml: Image,
     /// Those with more in them, by who has them.
     larger: Vec<(Kind, Image)>,
+    /// Why there is none that translates addresses.
+    no_nat: Option<String>,
 }
 
 impl Images {
     fn make(scenarios: &[Scenario]) -> Result<Self> {
         let (qemu, uml) = (Image::for_qemu()?, Image::for_uml()?);
         let mut larger = Vec::new();
+        let mut no_nat = None;
+        if scenarios.iter().any(|(_, of, _)| *of == Kind::UmlNat) {
+            match uml.with_nat() {
+                Ok(image) => larger.push((Kind::UmlNat, image)),
+                Err(error) => no_nat = Some(format!("{error:#}")),
+            }
+        }
         for kind in [
             Kind::UmlRouter,
             Kind::QemuToe,
@@ -221,7 +237,18 @@ impl Images {
                 larger.push((kind, image));
             }
         }
-        Ok(Self { qemu, uml, larger })
+        Ok(Self { qemu, uml, larger, no_nat })
+    }
+}
+
+impl Images {
+    /// What is not to be had here, and this scenario needs.
+    fn lacks(&self, name: &str, kind: Kind) -> Option<&str> {
+        match kind {
+            Kind::UmlNat => self.no_nat.as_deref(),
+            _ if name.contains("np_flood") && !self.qemu.np_flood => Some(NO_NP_FLOOD),
+            _ => None,
+        }
     }
 }
 
@@ -241,9 +268,12 @@ impl Lab {
     fn guest(&self, kind: Kind) -> Result<(Vmm, &Image)> {
         let vmm = match kind {
             Kind::Qemu | Kind::QemuToe | Kind::QemuAll => Vmm::Qemu(self.accel),
-            Kind::Uml | Kind::UmlRouter | Kind::UmlToe | Kind::UmlPrograms | Kind::UmlAll => {
-                Vmm::Uml
-            }
+            Kind::Uml
+            | Kind::UmlRouter
+            | Kind::UmlNat
+            | Kind::UmlToe
+            | Kind::UmlPrograms
+            | Kind::UmlAll => Vmm::Uml,
         };
         let larger = self.images.larger.iter().find(|(of, _)| *of == kind).map(|(_, image)| image);
         let image = match kind {
@@ -270,7 +300,7 @@ impl Lab {
                 run(&mut world)?;
                 world.stop()
             }
-            Run::InWorld(run) if kind == Kind::UmlRouter => {
+            Run::InWorld(run) if kind.forwards() => {
                 let mut world = World::start_router(guest, places)?;
                 run(&mut world)?;
                 world.stop()
