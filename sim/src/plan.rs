@@ -225,6 +225,11 @@ pub struct StackPlan {
 pub struct Quirks {
     /// The timestamp clock at a connection's beginning; `None`: drawn at random.
     pub clock_first: Option<u32>,
+    /// That clock counts microseconds (`tcp_usec_ts` of Linux 6.7), or else milliseconds.
+    pub clock_us: bool,
+    /// A remote leaves the timestamp out of some segments though it was agreed on, as middleboxes
+    /// do. All machines of its world bear that.
+    pub omits_clock: bool,
     /// It answers every SYN with another SYN cookie, and takes the ACK of any of them.
     pub syn_cookies: bool,
     /// Its IPv6 packets have a destination options header.

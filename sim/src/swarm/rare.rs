@@ -12,6 +12,20 @@ impl Plan {
         self.add_extension_headers(v6_percent);
         self.add_successors(v6_percent, span_ms);
         self.draw_steps();
+        self.draw_clocks();
+    }
+
+    /// Clocks of microseconds, and remotes that leave their timestamps out at times.
+    fn draw_clocks(&mut self) {
+        let mut random = Random::new(self.seed, "clocks");
+        let omits = random.percent(6);
+        let guests = self.guests.iter_mut().map(|g| &mut g.stack);
+        for stack in guests.chain(self.remotes.iter_mut().map(|r| &mut r.stack)) {
+            if stack.kind == StackKind::Strict {
+                stack.quirks.clock_us = random.percent(8);
+                stack.quirks.omits_clock = omits;
+            }
+        }
     }
 
     /// Commands for all connections of a guest take one or a few at once: frames of others come
@@ -138,7 +152,12 @@ mod tests {
             let many = |guest| of(guest).count() > 2 * p.host.flows_per_step as usize;
             p.faults.iter().any(|f| told(f.kind).is_some_and(many))
         };
-        let worlds: [(&str, usize); 8] = [
+        let of_remote = |is: fn(&StackPlan) -> bool| {
+            move |p: &Plan| p.remotes.iter().any(|r| r.stack.timestamps && is(&r.stack))
+        };
+        let worlds: [(&str, usize); 10] = [
+            ("clocks of microseconds", seeds_with(of_remote(|s| s.quirks.clock_us))),
+            ("timestamps left out", seeds_with(of_remote(|s| s.quirks.omits_clock))),
             ("what happens to many connections in steps", seeds_with(in_steps)),
             ("ports used again", seeds_with(|p| p.conns.iter().any(|c| c.reuse.is_some()))),
             ("a sleep of more than 24 days", seeds_with(|p| p.conns.iter().any(sleeps))),

@@ -151,10 +151,8 @@ impl Conn {
 
     fn take_ack(&mut self, now: Instant, s: &Incoming<'_>) {
         let sack: &[_] = if self.agreed.sack { &s.sack } else { &[] };
-        let sent_ms = s
-            .timestamps
-            .filter(|_| self.agreed.timestamps)
-            .map(|ts| u64::from(ts.tsecr.wrapping_sub(self.habits.ts_from)));
+        let sent_ms =
+            s.timestamps.filter(|_| self.agreed.timestamps).map(|ts| self.sent_ms(now, ts.tsecr));
         let ack = Ack {
             ack: s.ack,
             seq: s.seq,
@@ -220,7 +218,8 @@ impl Conn {
             }
         };
         let rst = s.flags.rst();
-        complain(s.timestamps.is_none() && self.agreed.timestamps && !rst, "no timestamp");
+        let bears = rst || self.plan.quirks.omits_clock;
+        complain(s.timestamps.is_none() && self.agreed.timestamps && !bears, "no timestamp");
         complain(s.timestamps.is_some() && !self.agreed.timestamps, "timestamp not agreed on");
         // 0 means that nothing was heard yet.
         if let Some(ts) = s.timestamps.filter(|ts| s.flags.ack() && ts.tsecr != 0) {

@@ -41,6 +41,8 @@ pub(super) struct Habits {
     pub(super) isn: u32,
     /// Its timestamp clock at time zero.
     pub(super) ts_from: u32,
+    /// Some of its segments have no timestamp.
+    pub(super) omits_clock: bool,
     /// It asks for window with a byte beyond it, as BSD does; else with an old number.
     pub(super) probes_with_byte: bool,
     /// Which it is.
@@ -390,7 +392,8 @@ impl Conn {
     ) {
         let window = self.recv.show_window();
         let mut options = Options::default();
-        if self.agreed.timestamps {
+        let omits = self.habits.omits_clock && now.as_nanos() / 1000 % 3 == 0;
+        if self.agreed.timestamps && !omits {
             options.timestamps(self.clock(now), self.ts_recent);
         }
         // A segment with blocks has less payload (`tcp_current_mss`).
@@ -427,9 +430,16 @@ impl Conn {
         shared.send(&self.route, segment);
     }
 
-    /// Its timestamp clock, in milliseconds.
+    /// Its timestamp clock.
     pub(super) fn clock(&self, now: Instant) -> u32 {
-        self.habits.ts_from.wrapping_add(super::clock_ms(now))
+        self.habits.ts_from.wrapping_add(super::ticks(now, self.plan.quirks.clock_us))
+    }
+
+    /// What that showed `tsval` was sent at this millisecond.
+    pub(super) fn sent_ms(&self, now: Instant, tsval: u32) -> u64 {
+        let ticks = u64::from(self.clock(now).wrapping_sub(tsval));
+        let per_ms = if self.plan.quirks.clock_us { 1000 } else { 1 };
+        now.as_millis().saturating_sub(ticks.div_ceil(per_ms))
     }
 }
 

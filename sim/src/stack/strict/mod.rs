@@ -59,6 +59,8 @@ pub(super) struct Strict {
     reused: u32,
     /// Its timestamp clock at time zero, for those: it goes on from one to the next.
     clock_from: u32,
+    /// It leaves the timestamps out of some segments.
+    omits_clock: bool,
 }
 
 /// Shared state of a machine's connections.
@@ -96,6 +98,7 @@ impl Strict {
             shrinking: false,
             reused: 0,
             clock_from: u32::try_from(Random::new(seed, "clock").below(1 << 32)).unwrap_or(0),
+            omits_clock: plan.quirks.omits_clock && matches!(machine, Machine::Remote(_)),
         }
     }
 
@@ -110,10 +113,11 @@ impl Strict {
             isn: isn.unwrap_or(self.plan.isn.map_or(any, |isn| isn.wrapping_add(step))),
             ts_from: match self.plan.quirks.clock_first {
                 Some(first) if reused => first,
-                Some(first) => first.wrapping_sub(clock_ms(now)),
+                Some(first) => first.wrapping_sub(ticks(now, self.plan.quirks.clock_us)),
                 None if reused => self.clock_from,
                 None => by_chance,
             },
+            omits_clock: self.omits_clock,
             probes_with_byte: self.random.percent(50),
             conn: ends.conn,
             patient: ends.patient,
@@ -171,10 +175,10 @@ impl Strict {
     }
 }
 
-/// Milliseconds since the beginning of time, modulo 2^32.
+/// Milliseconds since the beginning of time, or microseconds, modulo 2^32.
 #[expect(clippy::cast_possible_truncation, reason = "the clock wraps")]
-fn clock_ms(now: Instant) -> u32 {
-    now.as_millis() as u32
+fn ticks(now: Instant, us: bool) -> u32 {
+    if us { (now.as_nanos() / 1000) as u32 } else { now.as_millis() as u32 }
 }
 
 impl Tcp for Strict {
