@@ -71,9 +71,10 @@ impl TimestampState {
             || outdated(now, self.recent_at)
     }
 
-    /// The TSvals of two SYNs.
+    /// The TSvals of two SYNs. R has got that of G, whether its ACK says so or has no timestamp.
     pub(crate) fn on_syns(&mut self, of_guest: u32, of_net: u32) {
         self.to_net = of_guest;
+        self.echo_to_guest = of_guest;
         self.recent = of_net;
         self.to_guest = of_net;
     }

@@ -56,6 +56,23 @@ fn snoop_04_data_without_a_timestamp_is_taken_and_the_echo_stays() {
     assert_eq!(r.is_forged("5001:6001 ack 1 <ts 1098>"), Verdict::Drop(DropReason::Paws));
 }
 
+/// Found by simulation (seed 52): H echoed a clock of G that was never there.
+#[test]
+fn snoop_04_a_third_ack_without_a_timestamp_echoes_the_syn_ack() {
+    let setup = Setup::new().small();
+    let w = setup.opens();
+    let (r, g) = w.pair(&setup);
+    r.sends_syn();
+    g.gets_syn();
+    g.sends_syn_ack();
+    r.gets_syn();
+    r.sends("1 ack 1 <nots>");
+    g.gets("1 ack 1 <nots>");
+    [&r, &g].iter().for_each(|peer| peer.end(|end| end.acked = 1));
+    r.sends("1:1001 ack 1 <nots>");
+    g.gets("1:1001 ack 1 <ts - 0>");
+}
+
 #[test]
 fn snoop_04_an_ack_and_a_fin_without_a_timestamp_are_taken() {
     let (w, r, g) = warm(&Setup::new());

@@ -392,7 +392,7 @@ impl Conn {
     ) {
         let window = self.recv.show_window();
         let mut options = Options::default();
-        let omits = self.habits.omits_clock && now.as_nanos() / 1000 % 3 == 0;
+        let omits = self.habits.omits_clock && (now.as_nanos() / 1000).is_multiple_of(3);
         if self.agreed.timestamps && !omits {
             options.timestamps(self.clock(now), self.ts_recent);
         }
