@@ -435,7 +435,7 @@ impl Conn {
         self.habits.ts_from.wrapping_add(super::ticks(now, self.plan.quirks.clock_us))
     }
 
-    /// What that showed `tsval` was sent at this millisecond.
+    /// The millisecond at which a segment with this TSval was sent.
     pub(super) fn sent_ms(&self, now: Instant, tsval: u32) -> u64 {
         let ticks = u64::from(self.clock(now).wrapping_sub(tsval));
         let per_ms = if self.plan.quirks.clock_us { 1000 } else { 1 };
