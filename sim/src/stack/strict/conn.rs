@@ -435,11 +435,11 @@ impl Conn {
         self.habits.ts_from.wrapping_add(super::ticks(now, self.plan.quirks.clock_us))
     }
 
-    /// The millisecond at which a segment with this TSval was sent.
+    /// The millisecond at which a segment with this TSval was sent; if none was, one to come.
     pub(super) fn sent_ms(&self, now: Instant, tsval: u32) -> u64 {
         let ticks = u64::from(self.clock(now).wrapping_sub(tsval));
         let per_ms = if self.plan.quirks.clock_us { 1000 } else { 1 };
-        now.as_millis().saturating_sub(ticks.div_ceil(per_ms))
+        now.as_millis().checked_sub(ticks.div_ceil(per_ms)).unwrap_or(u64::MAX)
     }
 }
 
