@@ -30,6 +30,8 @@ use crate::{BEAT, PRIORITY, SILENCE_MAX, WORKER_PRIORITY};
 const LOOK: Duration = Duration::from_millis(1);
 /// Of the booster's time at most one part in so many goes into samples.
 const SAMPLES_PART: u64 = 20;
+/// Orders that are heard before boosts are looked at again.
+const ORDERS_AT_ONCE: u32 = 64;
 /// How often threads, cgroups and cores are looked up.
 const JUDGE: Duration = Duration::from_secs(1);
 /// A boost that failed is not tried again for so long.
@@ -159,7 +161,8 @@ impl Booster {
             self.connect_at = now + nanos(TELL);
             self.daemon = Daemon::connect(&self.socket, now)?;
         }
-        loop {
+        // The rest is there for the next poll: boosts that last are looked at between.
+        for _ in 0..ORDERS_AT_ONCE {
             let Some(daemon) = &mut self.daemon else { return Ok(()) };
             match daemon.receive(now) {
                 Ok(None) => break,
@@ -278,13 +281,13 @@ impl Booster {
     fn allowance(&mut self, now: u64, number: u16, wish: Wish) -> Option<Result<Allowance, Wait>> {
         let around = self.neighbours_of(number);
         let vm = self.vms.get_mut(&number)?;
+        let own = vm.boost.map_or_else(|| vm.owed_ns(now), |boost| boost.owed_ns);
         let account = vm.account.as_mut().filter(|it| it.numbers.refused.is_empty())?;
         if vm.boost.is_none() && !around.favoured {
             vm.row.pause(now);
         }
         // Also where nobody competes now: a neighbour may wake.
         let row = vm.row.room(now, around.seen_ns);
-        let own = vm.boost.map_or_else(|| vm.lag.debt_ns(), |boost| boost.owed_ns);
         let terms = (around.unpaid_ns + own, around.none_has_boost);
         Some(account.allowance(now, wish.claim, terms, row))
     }
@@ -292,7 +295,7 @@ impl Booster {
     fn begin(&mut self, now: u64, number: u16, wish: Wish, allowed: Allowance) {
         let Some(vm) = self.vms.get_mut(&number) else { return };
         vm.look_anew(self.hierarchy.as_ref());
-        self.sample(now);
+        self.sample(Some(number));
         let Some(vm) = self.vms.get_mut(&number) else { return };
         match vm.begin(now, &mut self.journal, wish, allowed) {
             Ok(()) => {
@@ -307,31 +310,42 @@ impl Booster {
         }
     }
 
-    /// Looks who wants which core, and brings the lags of VMs up to this moment.
-    fn sample(&mut self, now: u64) {
+    /// Looks who wants which core, and brings the lags of all VMs up to this moment, or that of
+    /// `only` one, whose mode changes: then those alone are looked at that may have its cores.
+    fn sample(&mut self, only: Option<u16>) {
+        let now = self.now();
+        let near = only.and_then(|number| self.vms.get(&number)).map(|vm| vm.cpus.clone());
+        let is_near = |vm: &Vm| near.as_ref().is_none_or(|cpus| meet(cpus, &vm.cpus));
+        let near = self.vms.iter().filter(|(_, vm)| is_near(vm));
+        let crowds: Vec<_> = near.map(|(&number, vm)| (number, vm.crowds())).collect();
         let mut all = BTreeMap::<usize, u32>::new();
-        let crowds: Vec<_> = self.vms.values().map(Vm::crowds).collect();
-        for (&core, &own) in crowds.iter().flat_map(|(own, _)| own) {
+        for (&core, &own) in crowds.iter().flat_map(|(_, (own, _))| own) {
             *all.entry(core).or_default() += own;
         }
         let on = |core: &usize| all.get(core).copied().unwrap_or_default();
         let busy = self.vms.values().filter(|vm| vm.mode != Mode::Normal);
         let busy: Vec<usize> = busy.flat_map(|vm| vm.cpus.clone()).collect();
-        for (vm, (own, last)) in self.vms.values_mut().zip(&crowds) {
+        for (number, (own, last)) in &crowds {
+            let Some(vm) = self.vms.get_mut(number) else { continue };
             let busy = meet(&busy, &vm.cpus);
-            let crowds = own.iter().map(|(core, &own)| (own, on(core)));
-            vm.note(now, Share::new(crowds, on(last)), busy);
+            if only.is_none_or(|only| only == *number) {
+                let crowds = own.iter().map(|(core, &own)| (own, on(core)));
+                vm.note(now, Share::new(crowds, on(last)), busy);
+            } else if busy {
+                vm.lag.see_busy(now);
+            }
         }
-        let cost = nanos(self.began.elapsed()).saturating_sub(now);
-        let pause = nanos(LOOK).max(cost * SAMPLES_PART);
-        self.sample_at = now + pause;
+        if only.is_none() {
+            let cost = self.now().saturating_sub(now);
+            self.sample_at = now + nanos(LOOK).max(cost * SAMPLES_PART);
+        }
     }
 
     /// Looks at boosts and payments, and now and then at everything else.
     fn look(&mut self, now: u64) -> Result<()> {
         let is_active = |vm: &Vm| vm.mode != Mode::Normal || vm.lag.is_active(now);
         if now >= self.sample_at && self.vms.values().any(is_active) {
-            self.sample(now);
+            self.sample(None);
         }
         let numbers: Vec<u16> = self.vms.keys().copied().collect();
         for number in numbers {
@@ -354,7 +368,7 @@ impl Booster {
         let due = self.judged_at.is_none_or(|at| now >= at + nanos(JUDGE));
         if due && self.daemon.is_some() {
             self.judged_at = Some(now);
-            self.judge(now);
+            self.judge();
         }
         Ok(())
     }
@@ -363,7 +377,7 @@ impl Booster {
         if self.vms.get(&number).is_none_or(|vm| vm.boost.is_none()) {
             return;
         }
-        self.sample(now);
+        self.sample(Some(number));
         let Some(vm) = self.vms.get_mut(&number) else { return };
         if let Some(boost) = vm.boost.filter(|_| ended == Ended::Neighbours) {
             vm.waits = Some(Waiting { wish: boost.wish, since: now, counted: true });
@@ -398,11 +412,11 @@ impl Booster {
     }
 
     /// Who may be boosted, and by which means.
-    fn judge(&mut self, now: u64) {
+    fn judge(&mut self) {
         for vm in self.vms.values_mut() {
             vm.look(self.hierarchy.as_ref());
         }
-        self.sample(now);
+        self.sample(None);
         let dirs: Vec<(u16, Option<PathBuf>)> =
             self.vms.iter().map(|(number, vm)| (*number, vm.dir.clone())).collect();
         let (worker_cpus, worker_class) = self.worker_terms();

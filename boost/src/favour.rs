@@ -33,11 +33,21 @@ pub(crate) struct Vcpu {
     raised: i32,
     /// CPU time that it had when it was last looked at whether it runs.
     used_ns: u64,
+    /// CPU time that it had when that was last asked for.
+    pub(crate) had_ns: u64,
 }
 
 impl Vcpu {
-    pub(crate) const fn new(thread: Thread) -> Self {
-        Self { thread, place: None, is_low: false, raised: 0, used_ns: 0 }
+    pub(crate) fn new(thread: Thread) -> Self {
+        let mut new = Self { thread, place: None, is_low: false, raised: 0, used_ns: 0, had_ns: 0 };
+        new.used();
+        new
+    }
+
+    /// CPU time that it has used; of a thread that has ended, the last that was seen.
+    pub(crate) fn used(&mut self) -> u64 {
+        self.had_ns = self.thread.used().unwrap_or(self.had_ns);
+        self.had_ns
     }
 
     /// Brings it into `mode`. Errors: words for the operator; it is as it was, or gone.

@@ -90,8 +90,9 @@ impl Lag {
     /// Until now it was in `mode` and has used so much CPU time; `share` is that of this moment.
     /// `busy`: somebody on its cores is favoured or pays.
     pub(crate) fn note(&mut self, now: u64, used_ns: u64, share: Share, mode: Mode, busy: bool) {
+        let now = self.last.map_or(now, |(at, ..)| now.max(at));
         if busy {
-            self.busy_at = now;
+            self.see_busy(now);
         }
         if mode != Mode::Normal {
             self.own_at = Some(now);
@@ -123,10 +124,15 @@ impl Lag {
         self.forgive(now, mode);
     }
 
-    /// Threads have begun or ended: what they used together is this.
-    pub(crate) fn rebase(&mut self, used_ns: u64) {
+    /// Somebody on its cores is favoured or pays at this moment.
+    pub(crate) fn see_busy(&mut self, now: u64) {
+        self.busy_at = self.busy_at.max(now);
+    }
+
+    /// Threads have begun or ended, which had used so much.
+    pub(crate) fn rebase(&mut self, begun_ns: u64, ended_ns: u64) {
         if let Some((_, used, _)) = &mut self.last {
-            *used = used_ns;
+            *used = (*used + begun_ns).saturating_sub(ended_ns);
         }
     }
 
@@ -416,5 +422,18 @@ mod tests {
                 assert!((share - 33.3).abs() < 0.5, "{boosted} boosted: {share:.2}");
             }
         }
+    }
+
+    #[test]
+    fn bst_02_the_time_of_threads_that_come_and_go_counts() {
+        let mut vm = Vm::default();
+        vm.runs(Mode::Favoured, 10 * MS, 10 * MS, beside(1));
+        let before = vm.lag.excess_ns();
+        // One that had used 3 ms ends, one that has used 1 ms begins, and they have run on.
+        vm.lag.rebase(MS, 3 * MS);
+        vm.used_ns -= 2 * MS;
+        vm.runs(Mode::Favoured, 10 * MS, 10 * MS, beside(1));
+        let more = vm.lag.excess_ns() - before;
+        assert!((more - 5e6).abs() < 1.0, "{more}");
     }
 }

@@ -134,7 +134,10 @@ impl Vm {
     pub(crate) fn look(&mut self, hierarchy: Option<&Hierarchy>) {
         let alive = |process: &&Process| process.is_alive();
         let Some(process) = self.process.as_ref().filter(alive) else {
-            self.vcpus.clear();
+            // Before, the next change of mode forgets what the journal has of them.
+            if self.mode == Mode::Normal {
+                self.vcpus.clear();
+            }
             self.missing = Some("no VMM is connected".into());
             return;
         };
@@ -147,20 +150,25 @@ impl Vm {
         };
         self.missing = None;
         self.comes_and_goes = comes_and_goes;
-        let known = self.vcpus.len();
+        let (mut begun_ns, mut ended_ns) = (0, 0);
         // A thread that has ended is as before: the next change of mode forgets it.
-        self.vcpus.retain(|vcpu| ids.contains(&vcpu.thread.id) || self.mode != Mode::Normal);
-        let mut differ = self.vcpus.len() != known;
+        self.vcpus.retain(|vcpu| {
+            let stays = ids.contains(&vcpu.thread.id) || self.mode != Mode::Normal;
+            ended_ns += if stays { 0 } else { vcpu.had_ns };
+            stays
+        });
         for id in ids {
             if !self.vcpus.iter().any(|vcpu| vcpu.thread.id == id)
                 && let Ok(thread) = Thread::open(id)
             {
-                self.vcpus.push(Vcpu::new(thread));
-                differ = true;
+                let vcpu = Vcpu::new(thread);
+                begun_ns += vcpu.had_ns;
+                self.vcpus.push(vcpu);
             }
         }
-        if differ {
-            self.lag.rebase(self.used());
+        self.lag.rebase(begun_ns, ended_ns);
+        if let Some(boost) = &mut self.boost {
+            boost.used_before += begun_ns;
         }
         self.cpus.clear();
         for vcpu in &self.vcpus {
@@ -214,8 +222,8 @@ impl Vm {
     }
 
     /// CPU time that its threads have used together.
-    fn used(&self) -> u64 {
-        self.vcpus.iter().map(|vcpu| vcpu.thread.used().unwrap_or_default()).sum()
+    fn used(&mut self) -> u64 {
+        self.vcpus.iter_mut().map(Vcpu::used).sum()
     }
 
     /// How many of its threads run or wait for a core.
@@ -240,13 +248,20 @@ impl Vm {
     pub(crate) fn note(&mut self, now: u64, share: Share, busy: bool) {
         if self.account.is_some() {
             self.share = share;
-            self.lag.note(now, self.used(), share, self.mode, busy);
+            let used = self.used();
+            self.lag.note(now, used, share, self.mode, busy);
         }
     }
 
     /// What it owes to its neighbours.
     pub(crate) fn unpaid_ns(&self) -> u64 {
         if self.mode == Mode::Normal { 0 } else { self.lag.debt_ns() }
+    }
+
+    /// What a boost has to leave of the VM's allowance: also the turn that the kernel gave it after
+    /// a payment, as long as its share is kept count of. Later that turn keeps no boost away.
+    pub(crate) fn owed_ns(&self, now: u64) -> u64 {
+        if self.mode == Mode::Normal && !self.lag.is_active(now) { 0 } else { self.lag.debt_ns() }
     }
 
     pub(crate) fn begin(
@@ -256,6 +271,7 @@ impl Vm {
         wish: Wish,
         allowance: Allowance,
     ) -> Result<(), String> {
+        let owed_ns = self.owed_ns(now);
         // Of several vCPUs those that could run; if all sleep, whichever is woken.
         let runnable = if self.vcpus.len() > 1 { self.runnable() } else { 0 };
         for vcpu in &mut self.vcpus {
@@ -283,7 +299,7 @@ impl Vm {
             seen_ns: 0,
             looked_at: now,
             awake_at: now,
-            owed_ns: self.lag.debt_ns(),
+            owed_ns,
             used_before: self.used(),
         });
         Ok(())
