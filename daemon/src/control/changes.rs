@@ -11,6 +11,8 @@ use super::Control;
 use super::operators::line;
 use crate::change::{Prepared, Preparer, Refusal, Setting};
 use crate::charges;
+use crate::timer::monotonic_now;
+use crate::watchdog;
 use crate::worker::orders::{Client, Order};
 use crate::worker::steps::Step;
 
@@ -142,6 +144,7 @@ impl Control {
             return self.end_change(refused(stopping()));
         }
         let dry_run = *dry_run;
+        watchdog::handle_control(Some(monotonic_now())); // its file may be read for some time
         match preparer.prepare(change, dry_run, pages) {
             Err(refusal) => self.end_change(refused(refusal)),
             Ok(prepared) if dry_run => self.end_change(plan(&prepared, false)),

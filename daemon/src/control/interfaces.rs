@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 
 use nightporter_api::PortStatus;
 use nightporter_core::time::{Duration, Instant};
+use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
 
 use super::Control;
@@ -21,6 +22,7 @@ use crate::port::build::Openings;
 use crate::port::overlay::OverlaySockets;
 use crate::port::{Port, Wanted};
 use crate::timer::monotonic_now;
+use crate::watchdog;
 use crate::worker::orders::{ControlMail, Order};
 
 /// Between two tries.
@@ -131,9 +133,13 @@ impl Interfaces {
         ports.for_each(|at| at.wanted = Wanted::Overlay(overlay.clone()));
     }
 
-    /// The interface of an uplink has gone, as its descriptor said, unless it was opened again.
+    /// The interface of an uplink has gone, as its descriptor said, unless it was opened again; or
+    /// the worker could not take a port that was opened again, the only loss of an overlay.
     pub(super) fn lose(&mut self, name: &str, index: u32) {
         for at in self.ports.iter_mut().filter(|at| at.wanted.name() == name) {
+            if let State::Overlay(..) = at.state {
+                at.state = State::Lost("the worker cannot wait for its frames".into());
+            }
             at.lose_unless(|_, now| now != index);
         }
     }
@@ -141,7 +147,12 @@ impl Interfaces {
     /// The uplinks whose interface is another one by now, or none: the descriptor of a macvtap
     /// outlives its link and does not show it.
     fn take_gone(&mut self) -> Vec<String> {
-        let is_there = |ifname: &str, index| if_nametoindex(ifname).unwrap_or(0) == index;
+        // Without descriptors it cannot be asked, which says nothing of the interface.
+        let is_there = |ifname: &str, index| match if_nametoindex(ifname) {
+            Ok(now) => now == index,
+            Err(Errno::ENODEV | Errno::ENXIO) => false,
+            Err(_) => true,
+        };
         let gone = self.ports.iter_mut().filter_map(|at| at.lose_unless(is_there));
         gone.collect()
     }
@@ -209,6 +220,7 @@ impl Interfaces {
         let mut due = (0..).zip(&self.ports).filter(|(_, at)| at.not_before <= now);
         let found: Option<(usize, _)> = due.find_map(|(n, at)| Some((n, self.task(at)?)));
         let Some(((n, task), openings)) = found.zip(self.openings.as_ref()) else { return };
+        watchdog::handle_control(Some(monotonic_now()));
         let at = &mut self.ports[n];
         let name = at.wanted.name().to_owned();
         let mut wait = RETRY;

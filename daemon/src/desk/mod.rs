@@ -16,6 +16,7 @@ mod survey;
 use std::io;
 use std::sync::Arc;
 
+use nightporter_core::port::PortId;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_registry::Registry;
 use nix::sys::epoll::Epoll;
@@ -25,6 +26,7 @@ use crate::charges;
 use crate::closer;
 use crate::config::Config;
 use crate::control::Interfaces;
+use crate::port::Port;
 use crate::token::{Token, watch_for};
 use crate::worker::Others;
 use crate::worker::data_path::DataPath;
@@ -150,14 +152,20 @@ impl Desk {
                     let flows = u32::try_from(size.records).unwrap_or(u32::MAX);
                     path.engine.resize(flows, size);
                 }
-                Order::Step(step) => self.stepping = Some(Stepping::new(step.0, step.1)),
+                Order::Step(step) => {
+                    // After the turn. Orders behind it may be about its port.
+                    return self.stepping = Some(Stepping::new(step.0, step.1));
+                }
                 Order::Lose(name) => {
                     path.ports.find(&name).into_iter().for_each(|id| path.lose(now, id));
                 }
-                Order::Regain(name, port) => match path.ports.find(&name) {
-                    Some(id) => path.regain(now, epoll, id, *port),
-                    None => closer::later(None, port), // it was removed meanwhile
-                },
+                Order::Regain(name, port) => {
+                    let is_lost = |id: &PortId| matches!(path.ports.of(*id).port, Port::Lost(_));
+                    match path.ports.find(&name).filter(is_lost) {
+                        Some(id) => path.regain(now, epoll, id, *port),
+                        None => closer::later(None, port), // it was removed meanwhile
+                    }
+                }
                 Order::Running(config) => {
                     self.config = Some(config);
                     path.ports_changed = true;

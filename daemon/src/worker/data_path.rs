@@ -227,7 +227,10 @@ impl DataPath {
         if let Err(error) = self.watch_uplink(epoll, id) {
             let at = self.ports.of_mut(id);
             tracing::error!(port = %at.name, %error, "cannot wait for frames of the port");
+            let index = if let Port::Uplink(tap) = &at.port { tap.index() } else { 0 };
+            let name = at.name.clone();
             closer::later(None, std::mem::replace(&mut at.port, lost)); // see `remove_port`
+            self.ports.lost.push((name, index)); // so that control tries again
             return;
         }
         let at = self.ports.of_mut(id);

@@ -60,7 +60,8 @@ pub(crate) enum Report {
     End(Client),
     /// The pages that VMs may use, or still use.
     Pages(u64),
-    /// The interface with this number, of the uplink with this name, has gone.
+    /// The interface with this number, of the uplink with this name, has gone; or an uplink or
+    /// overlay that was opened again could not be taken.
     Lost(String, u32),
     /// A step was taken; errors should not occur.
     Step(Result<(), String>),
