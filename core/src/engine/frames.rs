@@ -426,7 +426,8 @@ impl Engine<'_> {
                 && self.is_flooded(ingress, out, flooded)
                 && self.flows.lookup(&key).is_none()
             {
-                self.on_syn_from_net(now, out, key, None, ip, tcp);
+                // It begins no boost: any VM may be the one, or none (BST-01).
+                self.remember_syn(now, out, key, None, ip, tcp);
             }
         }
         Verdict::Flood

@@ -53,6 +53,19 @@ impl Engine<'_> {
         if let Some(wanting) = self.wanting_mut(port) {
             wanting.on_syn(now, key.g_port);
         }
+        self.remember_syn(now, port, key, id, ip, tcp);
+    }
+
+    /// What R's SYN offers, until G answers.
+    pub(super) fn remember_syn(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        key: FlowKey,
+        id: Option<FlowId>,
+        ip: &Ip,
+        tcp: &Tcp,
+    ) {
         let mut syn = SynInfo::learn(now, tcp, ip.version);
         match id.and_then(|id| Some((id, self.flows.get_mut(id)?))) {
             // Later frames are of another connection, even if G's answer takes another path.

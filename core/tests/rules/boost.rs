@@ -4,6 +4,7 @@ use crate::common::world::Peer;
 use crate::common::{Setup, World};
 use crate::{GUEST, from_uplink, warms_up};
 use nightporter_core::limits::{T_ACCEPTED, T_READING, T_WANTING};
+use nightporter_core::port::Local;
 use nightporter_core::tcp::wanting::Claim;
 
 /// A connection of a VM that has boost, which has nothing to see and is owed nothing.
@@ -189,4 +190,17 @@ fn bst_01_without_boost_nobody_wants_anything() {
     g.stops(8);
     r.sends("1:1001");
     assert_eq!(wants(&w), None);
+}
+
+#[test]
+fn bst_01_a_syn_to_a_station_that_nobody_has_begins_nothing() {
+    let (w, _, g) = begins(&Setup { local: Local::Always, ..Setup::new() });
+    g.stops(8);
+    let (r, _) = w.pair_at(&Setup::new().small(), GUEST, 9);
+    r.sends_syn();
+    assert_eq!(wants(&w), None);
+    g.runs();
+    let (r, _) = w.pair(&Setup::new().small());
+    r.sends_syn();
+    assert_eq!(wants(&w), Some((Claim::Turn, LATEST)), "this one is the guest's");
 }
