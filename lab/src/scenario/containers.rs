@@ -58,6 +58,8 @@ struct Way {
     stays: bool,
     /// R has to repeat segments without the offload.
     is_bad: bool,
+    /// It may take so much longer than [`PERCENT_MAX`] allows.
+    more: Duration,
 }
 
 // Of a rate far below the machine's, so that the way decides how long an upload takes. The filter
@@ -71,6 +73,7 @@ const PLAIN: Way = Way {
     uploads: 4,
     stays: true,
     is_bad: false,
+    more: Duration::ZERO,
 };
 
 const NARROW: Way = Way {
@@ -82,6 +85,7 @@ const NARROW: Way = Way {
     uploads: 4,
     stays: false,
     is_bad: true,
+    more: Duration::ZERO,
 };
 
 const LOSSY: Way = Way {
@@ -95,6 +99,7 @@ const LOSSY: Way = Way {
     uploads: 8,
     stays: true,
     is_bad: true,
+    more: Duration::ZERO,
 };
 
 const SLOW: Way = Way {
@@ -111,6 +116,7 @@ const SLOW: Way = Way {
     uploads: 2,
     stays: true,
     is_bad: true,
+    more: Duration::ZERO,
 };
 
 const FAR: Way = Way {
@@ -124,6 +130,7 @@ const FAR: Way = Way {
     uploads: 1,
     stays: true,
     is_bad: false,
+    more: Duration::from_millis(400), // a round trip: docs/open.md has why
 };
 
 /// What makes a bridge with a container.
@@ -271,7 +278,7 @@ fn upload_over(
         "{passed_on:?} bytes were passed on to the container, without the offload and with it"
     );
     ensure!(
-        with.as_micros() * 100 <= without.as_micros() * PERCENT_MAX,
+        with.as_micros() * 100 <= without.as_micros() * PERCENT_MAX + way.more.as_micros() * 100,
         "delivered in {with:?} with the offload, in {without:?} without"
     );
     Ok(())
