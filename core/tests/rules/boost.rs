@@ -194,7 +194,7 @@ fn bst_01_without_boost_nobody_wants_anything() {
 
 #[test]
 fn bst_01_a_syn_to_a_station_that_nobody_has_begins_nothing() {
-    let (w, _, g) = begins(&Setup { local: Local::Always, ..Setup::new() });
+    let (w, _, g) = begins(&Setup { is_station: true, local: Local::Always, ..Setup::new() });
     g.stops(8);
     let (r, _) = w.pair_at(&Setup::new().small(), GUEST, 9);
     r.sends_syn();
