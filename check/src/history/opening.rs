@@ -115,6 +115,11 @@ impl History {
         }
     }
 
+    /// It is the clock of R's last SYN.
+    pub(crate) fn is_clock_of_syn(&self, tsval: u32) -> bool {
+        self.syn.is_some_and(|(_, _, of_syn)| of_syn == Some(tsval))
+    }
+
     /// G has answered a SYN of R.
     fn note_answered(&mut self, tcp: &Tcp) {
         if let Some((isn, offer, tsval)) = self.syn
