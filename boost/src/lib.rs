@@ -19,7 +19,7 @@
 //! next start (`--take-back`).
 //!
 //! Favoured is: a real-time class (`SCHED_RR` 1), or a cgroup's highest weight with a nice value
-//! that is a little lower. Paying back is: nice 19 or the cgroup's lowest weight. A thread is
+//! that is a little lower. Paying back is: nice 19 or a tenth of the cgroup's weight. A thread is
 //! favoured only if it was of the normal class with nice 0, so that taking back needs no more than
 //! its identity.
 
