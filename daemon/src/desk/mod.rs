@@ -16,7 +16,6 @@ mod survey;
 use std::io;
 use std::sync::Arc;
 
-use nightporter_core::port::PortId;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_registry::Registry;
 use nix::sys::epoll::Epoll;
@@ -26,7 +25,6 @@ use crate::charges;
 use crate::closer;
 use crate::config::Config;
 use crate::control::Interfaces;
-use crate::port::Port;
 use crate::token::{Token, watch_for};
 use crate::worker::Others;
 use crate::worker::data_path::DataPath;
@@ -159,13 +157,12 @@ impl Desk {
                 Order::Lose(name) => {
                     path.ports.find(&name).into_iter().for_each(|id| path.lose(now, id));
                 }
-                Order::Regain(name, port) => {
-                    let is_lost = |id: &PortId| matches!(path.ports.of(*id).port, Port::Lost(_));
-                    match path.ports.find(&name).filter(is_lost) {
-                        Some(id) => path.regain(now, epoll, id, *port),
-                        None => closer::later(None, port), // it was removed meanwhile
-                    }
-                }
+                // Its port need not be lost yet: of two words about an interface that wait for room
+                // only the last arrives.
+                Order::Regain(name, port) => match path.ports.find(&name) {
+                    Some(id) => path.regain(now, epoll, id, *port),
+                    None => closer::later(None, port), // it was removed meanwhile
+                },
                 Order::Running(config) => {
                     self.config = Some(config);
                     path.ports_changed = true;
