@@ -199,6 +199,26 @@ mod tests {
     }
 
     #[test]
+    fn bst_02_a_vm_that_pays_by_weight_has_a_tenth_of_its_own() {
+        let dir = std::env::temp_dir().join(format!("np-boost-weigh-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let file = dir.join("cpu.shares");
+        let mut journal = Journal::open(&dir.join("journal")).unwrap();
+        let means = Means::Weight { file: file.clone(), high: 262_144, low: 2 };
+        for (own, pays) in [("1024", "102"), ("15", "2")] {
+            std::fs::write(&file, own).unwrap();
+            let mut state = None;
+            let modes = [Mode::Favoured, Mode::Paying, Mode::Favoured, Mode::Normal];
+            let weights = modes.map(|mode| {
+                weigh(&mut journal, &means, &mut state, mode).unwrap();
+                read_to_string(&file).unwrap()
+            });
+            assert_eq!(weights, ["262144", pays, "262144", own]);
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
     fn bst_02_a_change_of_class_brings_the_cpu_time_of_a_running_thread_up_to_date() {
         if !is_since(6, 12) {
             eprintln!("SKIPPED: exact CPU times of running threads need Linux 6.12");
