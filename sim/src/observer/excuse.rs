@@ -183,8 +183,8 @@ pub(super) enum Judged {
     NotNetwork,
     /// And except those that a stranger's segment causes where the flow passes.
     NotForged,
-    /// And except those of a window that was taken back, or that the host has shown for a guest
-    /// whose answers then go past it.
+    /// And except those of a window that was taken back, or that the host has shown for the other
+    /// end when the guest's frames then go past it.
     NotWindow,
     No,
 }
@@ -401,6 +401,13 @@ impl Plan {
         self.faults.iter().any(|f| loses(f) && overlaps(f, [at, at]))
     }
 
+    /// The host may send for the guest at some time.
+    fn may_flood(&self, guest: u16) -> bool {
+        let turned_on =
+            |f: &Fault| matches!(f.kind, FaultKind::FloodsOff { guest: g } if g == guest);
+        self.guests[usize::from(guest)].congestion_offload || self.faults.iter().any(turned_on)
+    }
+
     /// R's packets have headers that the host does not understand: its data passes uncut to G, in
     /// the window that R was shown before (SNOOP-13). G's own may be smaller.
     pub(super) fn passes_uncut(&self, conn: usize, to: Machine) -> bool {
@@ -451,9 +458,13 @@ impl Plan {
             _ => false,
         };
         // The flow leaves at once, and R knows an edge beyond the guest's own (SNOOP-42): the guest
-        // drops the excess (seed 18357, a guest with a buffer of 2,000 bytes).
+        // drops the excess (seed 18357, a guest with a buffer of 2,000 bytes). A guest for which
+        // the host sends knows an edge beyond R's (FLOOD-14), so R drops the excess of what the
+        // guest sends past the host (seeds 700013 and 700033).
         let answers_past = |f: &Fault| match f.kind {
-            FaultKind::OneWay { guest, .. } => machine == Machine::Guest(guest),
+            FaultKind::OneWay { guest, .. } => {
+                machine == Machine::Guest(guest) || self.may_flood(guest)
+            }
             _ => false,
         };
         let lies = self.acknowledges_ahead(conn);
@@ -509,6 +520,30 @@ fn is_long_absence(f: &Fault) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_a_guest_whose_frames_go_past_the_host_windows_count_that_the_host_did_not_show() {
+        let ends = [Machine::Guest(0), Machine::Remote(0)];
+        let judged = |congestion_offload, faults: &[FaultKind]| {
+            let mut plan = Plan::from_seed(0);
+            plan.guests[0].congestion_offload = congestion_offload;
+            let workload = Workload::Bulk { up: 1, down: 1 };
+            let [client, server] = ends;
+            let opens_at = Instant::ZERO;
+            plan.conns =
+                vec![ConnPlan { client, server, v6: false, opens_at, workload, reuse: None }];
+            let fault =
+                |kind: &FaultKind| Fault { at: opens_at, lasts: Duration::ZERO, kind: *kind };
+            plan.faults = faults.iter().map(fault).collect();
+            ends.map(|end| plan.judges(end, 0, [opens_at, opens_at], &Moments::default()))
+        };
+        let past = FaultKind::OneWay { guest: 0, fragments: false };
+        assert_eq!(judged(true, &[]), [Judged::All; 2]);
+        assert_eq!(judged(false, &[past]), [Judged::NotWindow, Judged::NotNetwork]);
+        assert_eq!(judged(true, &[past]), [Judged::NotWindow; 2]);
+        let off = FaultKind::FloodsOff { guest: 0 };
+        assert_eq!(judged(false, &[past, off]), [Judged::NotWindow; 2]);
+    }
 
     #[test]
     fn a_share_above_its_bound_is_told_and_one_below_is_not() {
