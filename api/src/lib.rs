@@ -458,8 +458,8 @@ pub struct FabricStatus {
     pub lost: u64,
     /// Of these, those with a message that no honest host sends.
     pub nonsense: u64,
-    /// Hosts that did not prove their identity when they were asked, streams without a valid
-    /// ticket, and with `encrypt` those in the clear; see `ca` of `[toe]`.
+    /// With `encrypt` of `[toe]`: hosts that did not prove their identity, and streams in the
+    /// clear.
     #[serde(default)]
     pub unproven: u64,
     /// Endpoints of UCX to other hosts, if payload goes by that (`fabric` of `[toe]`).

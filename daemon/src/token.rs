@@ -45,7 +45,7 @@ pub(crate) enum Token {
     StreamListener(u16),
     /// A connection to another host has begun.
     Dialer,
-    /// There may be tickets for streams to other hosts.
+    /// Encrypted streams may have begun.
     Trust,
     /// A stream between hosts; its place.
     Stream(u32),

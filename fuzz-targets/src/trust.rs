@@ -1,10 +1,9 @@
 //! Another host's proofs before it is trusted, and the files by which hosts are trusted: `daemon`'s
-//! readers of certificates, of tickets, of the beginning of TLS, and of files in PEM.
+//! readers of certificates, of the beginning of TLS, and of files in PEM.
 //!
 //! Input: what it is, and the bytes, in pieces of any length. Conditions: a certificate is for an
-//! address that is in it; tickets are those that were told, in their order, and no more than were
-//! asked for; who has not shown who he is cannot make this host read for ever; files are right, or
-//! refused with words that fit into a line of the log.
+//! address that is in it; a host that has not shown its identity cannot make this one read for
+//! ever; files are right, or refused with words that fit into a line of the log.
 
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, TcpStream};
@@ -15,7 +14,7 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use nightporter_registry::tls::Files;
-use nightporterd::toe::trust_rehearsal::{Stranger, files_prove, is_certificate_of, tickets_in};
+use nightporterd::toe::trust_rehearsal::{Stranger, files_prove, is_certificate_of};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
@@ -23,7 +22,6 @@ use rustls::{RootCertStore, ServerConfig, ServerConnection};
 
 use crate::noise;
 
-const TICKET_LEN: usize = 64;
 /// Bytes that a host may send before it has shown who it is, with what is read at a time.
 const SHOWN_MAX: usize = (28 << 10) + (64 << 10);
 const HOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 9);
@@ -32,10 +30,9 @@ const HOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 9);
 pub fn run(data: &[u8]) {
     let Some(([what, cut], bytes)) = data.split_first_chunk() else { return };
     let pieces: Vec<_> = bytes.chunks(usize::from(*cut) + 1).collect();
-    match what % 4 {
+    match what % 3 {
         0 => certificate(bytes),
-        1 => tickets(usize::from(*cut) / 16, &pieces),
-        2 => shows(&pieces),
+        1 => shows(&pieces),
         _ => files(bytes),
     }
 }
@@ -54,19 +51,6 @@ fn certificate(der: &[u8]) {
 
 fn has(bytes: &[u8], part: &[u8]) -> bool {
     bytes.windows(part.len()).any(|window| window == part)
-}
-
-fn tickets(asked: usize, pieces: &[&[u8]]) {
-    let said = pieces.concat();
-    let told = said.len() / TICKET_LEN;
-    match tickets_in(asked, pieces) {
-        Ok(tickets) => {
-            assert!(told <= asked, "more than it was asked for");
-            let taken: Vec<u8> = tickets.into_iter().flatten().flatten().collect();
-            assert_eq!(taken, said[..told * TICKET_LEN]);
-        }
-        Err(why) => assert!(told > asked, "{why}"),
-    }
 }
 
 /// A stranger says this, and goes on with the same for as long as it is listened to.
@@ -135,11 +119,9 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let long = [&[22, 3, 1, 0x3f, 0xff, 1, 0, 0xff, 0xff][..], &vec![7; 0x3fff - 4]].concat();
     vec![
         of(0, 0, &certificate_of(HOST)),
-        of(1, 63, &noise(3, 3 * TICKET_LEN)),
-        of(1, 30, &noise(4, TICKET_LEN + 7)),
-        of(2, 255, &long),
-        of(2, 200, &noise(5, 400)),
-        of(3, 0, &right_files()),
+        of(1, 255, &long),
+        of(1, 200, &noise(5, 400)),
+        of(2, 0, &right_files()),
         noise(6, 300),
     ]
 }

@@ -50,13 +50,6 @@ pub(crate) enum Undialed {
     Here(io::Error),
 }
 
-/// The daemon's descriptors of other processes, which a new process closes.
-#[derive(Debug)]
-pub(crate) struct Held {
-    pub(crate) connector: Option<Connector>,
-    pub(crate) dialer: Option<Dialer>,
-}
-
 /// The daemon's side.
 #[derive(Debug)]
 pub(crate) struct Dialer {
@@ -67,18 +60,18 @@ pub(crate) struct Dialer {
 
 impl Dialer {
     /// Starts the process, for this port. To be called while there is one thread, and before the
-    /// broker is started, whose channel it would have; those that are held it closes.
+    /// broker is started, whose channel it would have; the connector's it closes.
     ///
     /// # Errors
     /// The system's.
-    pub(crate) fn start(port: u16, held: &mut Held) -> Result<Self, StartError> {
+    pub(crate) fn start(port: u16, connector: &mut Option<Connector>) -> Result<Self, StartError> {
         let failed = |e: io::Error| {
             let what = format!("cannot start the process that connects to other hosts: {e}");
             error(what, "report this")
         };
         let (ours, theirs) = Channel::pair(ANSWER_MAX).map_err(failed)?;
         if sys::split().map_err(failed)? {
-            drop((ours, held.connector.take(), held.dialer.take()));
+            drop((ours, connector.take()));
             run(port, &theirs);
         }
         drop(theirs);

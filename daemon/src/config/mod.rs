@@ -362,7 +362,7 @@ impl Config {
             self.overlays.iter().filter(|other| other.local == overlay.local).count() > 1
         };
         let waiting = self.overlays.iter().filter(share).count() * RECEIVE_BYTES;
-        let encrypts = self.toe.as_ref().is_some_and(|toe| toe.encrypt);
+        let encrypts = self.toe.as_ref().is_some_and(|toe| toe.encrypt.is_some());
         let sealed = if encrypts { SEALED_BYTES_MAX } else { 0 };
         let fixed = OWN_BYTES + (BACKLOGS_BYTES_MAX + waiting + sealed) as u64;
         let sum = store

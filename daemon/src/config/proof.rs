@@ -1,4 +1,4 @@
-//! By what hosts prove to each other who they are: certificates of one CA, each for the overlay
+//! The identity of a host, for encrypted streams: certificates of one CA, each for the overlay
 //! addresses of its host.
 
 use std::net::IpAddr;
@@ -15,39 +15,23 @@ use super::Config;
 use crate::errors::{StartError, error};
 use crate::limits::{PROOF_CHAIN_BYTES_MAX, PROOF_CHAIN_MAX};
 
-/// What is spoken over TLS: who has such a certificate for something else does not speak this. A
-/// host speaks the first or, with `encrypt`, the second: so one with it and one without know that
-/// they have nothing to say to each other before either has said anything.
-const TICKETS: &[u8] = b"nightporter-toe/1";
-const STREAM: &[u8] = b"nightporter-toe-stream/1";
+/// The protocol over TLS, by which a stream differs from all else that a certificate may be for.
+pub(crate) const PROTOCOL: &[u8] = b"nightporter-toe-stream/1";
 
-/// What this host shows, and whom it believes.
+/// The identity that this host shows, and the authority that it believes.
 #[derive(Debug)]
 pub(crate) struct Proof {
     pub(crate) client: Arc<ClientConfig>,
     pub(crate) server: Arc<ServerConfig>,
-    pub(crate) protocol: &'static [u8],
     own: CertificateDer<'static>,
 }
 
 impl Proof {
-    /// Reads it, to tell and hear tickets.
+    /// Reads it.
     ///
     /// # Errors
     /// The first file that is wrong.
-    pub(crate) fn of_tickets(files: &Files) -> Result<Self, TlsError> {
-        Self::read(files, TICKETS)
-    }
-
-    /// Likewise, for streams that go by TLS themselves.
-    ///
-    /// # Errors
-    /// As of that.
-    pub(crate) fn of_streams(files: &Files) -> Result<Self, TlsError> {
-        Self::read(files, STREAM)
-    }
-
-    fn read(files: &Files, protocol: &'static [u8]) -> Result<Self, TlsError> {
+    pub(crate) fn read(files: &Files) -> Result<Self, TlsError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let roots = Arc::new(files.read_ca()?);
         let wrong = |e: rustls::Error| files.own_is_wrong(&e);
@@ -77,14 +61,9 @@ impl Proof {
         // Each connection is proved anew, by the certificates of now.
         server.send_tls13_tickets = 0;
         client.resumption = Resumption::disabled();
-        server.alpn_protocols = vec![protocol.to_vec()];
-        client.alpn_protocols = vec![protocol.to_vec()];
-        Ok(Self { client: Arc::new(client), server: Arc::new(server), protocol, own: first })
-    }
-
-    /// Whether streams go by TLS.
-    pub(crate) fn encrypts(&self) -> bool {
-        self.protocol == STREAM
+        server.alpn_protocols = vec![PROTOCOL.to_vec()];
+        client.alpn_protocols = vec![PROTOCOL.to_vec()];
+        Ok(Self { client: Arc::new(client), server: Arc::new(server), own: first })
     }
 
     /// Whether what this host shows is for this address.
@@ -107,13 +86,11 @@ pub(crate) fn is_too_long(chain: &[CertificateDer<'_>]) -> bool {
 
 /// Reads the files with which this host proves its identity, if there are any.
 pub(crate) fn proof_of(config: &Config) -> Result<Option<Tls<Proof>>, StartError> {
-    let Some(files) = config.toe.as_ref().and_then(|toe| toe.proof.clone()) else {
+    let Some(files) = config.toe.as_ref().and_then(|toe| toe.encrypt.clone()) else {
         return Ok(None);
     };
     let fix = "give PEM files that the daemon can read; docs/configuration.md says what hosts show";
-    let encrypts = config.toe.as_ref().is_some_and(|toe| toe.encrypt);
-    let read = if encrypts { Proof::of_streams } else { Proof::of_tickets };
-    let proof = Tls::of(files, read).map_err(|e| error(format!("toe: {e}"), fix))?;
+    let proof = Tls::of(files, Proof::read).map_err(|e| error(format!("toe: {e}"), fix))?;
     for overlay in &config.overlays {
         let address = overlay.local.ip();
         if !proof.config().is_of(address) {

@@ -52,11 +52,10 @@ pub struct ToeConfig {
     pub port: u16,
     /// `fabric`: the way of payload to other hosts. Default `tcp`.
     pub fabric: FabricKind,
-    /// `ca`, `certificate` and `key`, with which hosts prove their identity to each other at the
-    /// next port. Default: none; hosts are known by their addresses alone.
-    pub proof: Option<Files>,
-    /// `encrypt`: streams go by TLS at that port, and none by plain TCP. Default `false`.
-    pub encrypt: bool,
+    /// `encrypt`: streams go by TLS at the next port, and none by plain TCP; hosts prove their
+    /// identity with `ca`, `certificate` and `key`. Default: none; hosts are known by their
+    /// addresses alone, and the network between them has to be trusted.
+    pub encrypt: Option<Files>,
 }
 
 impl ToeConfig {
@@ -66,29 +65,29 @@ impl ToeConfig {
         self.fabric == FabricKind::Ucx
     }
 
-    /// The TCP port at which hosts prove their identity.
+    /// The TCP port to which this host's streams go: the next one, if they are encrypted.
     #[must_use]
-    pub const fn proof_port(&self) -> u16 {
-        self.port.saturating_add(1)
+    pub const fn dialed_port(&self) -> u16 {
+        self.port.saturating_add(self.encrypt.is_some() as u16)
     }
 
     /// The files with which this host proves its identity.
     pub(crate) fn proof_files(&self) -> impl Iterator<Item = &Path> {
-        self.proof.iter().flat_map(Files::all).map(PathBuf::as_path)
+        self.encrypt.iter().flat_map(Files::all).map(PathBuf::as_path)
     }
 
     /// All keys of `[toe]`.
     #[must_use]
     pub fn keys(&self) -> Keys {
         let text = |path: Option<&PathBuf>| path.and_then(|path| path_text(path));
-        let own = self.proof.as_ref().and_then(|files| files.own.as_ref());
+        let own = self.encrypt.as_ref().and_then(|files| files.own.as_ref());
         vec![
             ("port", plain(self.port)),
             ("fabric", Some(quoted(self.fabric.name()))),
-            ("ca", text(self.proof.as_ref().map(|files| &files.ca))),
+            ("ca", text(self.encrypt.as_ref().map(|files| &files.ca))),
             ("certificate", text(own.map(|(certificate, _)| certificate))),
             ("key", text(own.map(|(_, key)| key))),
-            ("encrypt", plain(self.encrypt)),
+            ("encrypt", plain(self.encrypt.is_some())),
         ]
     }
 }
@@ -103,7 +102,7 @@ pub(super) fn read(mut s: Section<'_, '_>, has_overlays: bool) -> ToeConfig {
     let fix = "give \"tcp\", the default, or \"ucx\"";
     let fabric = s.get("fabric", fix, fabric).unwrap_or_default();
     let mut file = |key| s.get(key, "give the absolute path of a file", path);
-    let proof = match [file("ca"), file("certificate"), file("key")] {
+    let files = match [file("ca"), file("certificate"), file("key")] {
         [Some(ca), Some(certificate), Some(key)] => {
             Some(Files { ca, own: Some((certificate, key)) })
         }
@@ -118,22 +117,28 @@ pub(super) fn read(mut s: Section<'_, '_>, has_overlays: bool) -> ToeConfig {
             None
         }
     };
-    if proof.is_some() && port == u16::MAX {
-        let what = "hosts prove their identity at the next port, and there is none".into();
-        s.problem("port", what, "give a smaller port, on all hosts");
-    }
     let encrypt = s.get("encrypt", "write encrypt = true or false", boolean).unwrap_or(false);
-    if encrypt && proof.is_none() {
+    if encrypt && files.is_none() {
         let what = "needs `ca`, `certificate` and `key`: streams are encrypted for a host that \
                     has proved its identity";
         s.problem("encrypt", what.into(), "give all three, or remove encrypt");
+    }
+    if !encrypt && files.is_some() {
+        let what = "goes with encrypt = true: without encryption certificates prove nothing";
+        let fix = "add encrypt = true, on all hosts; or, if everybody in the network between them \
+                   is trusted, remove `ca`, `certificate` and `key`";
+        s.problem("ca", what.into(), fix);
+    }
+    if encrypt && port == u16::MAX {
+        let what = "encrypted streams go to the next port, and there is none".into();
+        s.problem("port", what, "give a smaller port, on all hosts");
     }
     if encrypt && fabric == FabricKind::Ucx {
         let what = "does not go with fabric = \"ucx\", whose messages are not encrypted".into();
         s.problem("encrypt", what, "leave one of them out");
     }
     s.finish();
-    ToeConfig { port, fabric, proof, encrypt }
+    ToeConfig { port, fabric, encrypt: files.filter(|_| encrypt) }
 }
 
 #[cfg(test)]
@@ -153,21 +158,17 @@ mod tests {
     fn an_empty_table_is_enough_with_an_overlay() {
         let overlay = "[[overlay]]\nname = \"o\"\nvni = 7\nlocal = \"192.0.2.1\"\n\
                        peers = [\"192.0.2.2\"]\n";
-        let without = |port| {
-            let (fabric, proof, encrypt) = (FabricKind::Tcp, None, false);
-            Ok(ToeConfig { port, fabric, proof, encrypt })
-        };
+        let without = |port| Ok(ToeConfig { port, fabric: FabricKind::Tcp, encrypt: None });
         assert_eq!(parse("[toe]", overlay), without(PORT));
         assert_eq!(parse("[toe]\nport = 5000", overlay), without(5000));
-        let all = parse("[toe]\nca = \"/a\"\ncertificate = \"/c\"\nkey = \"/k\"", overlay);
+        let files = "ca = \"/a\"\ncertificate = \"/c\"\nkey = \"/k\"";
+        let all = parse(&format!("[toe]\nencrypt = true\n{files}"), overlay);
         let keys = all.as_ref().unwrap().keys().into_iter();
         let text: Vec<_> = keys.filter_map(|(k, v)| Some(format!("{k} = {}", v?))).collect();
         assert_eq!(text.len(), 6);
         assert_eq!(parse(&format!("[toe]\n{}", text.join("\n")), overlay), all);
         let last = format!("[toe]\n{}\nport = 65535", text[1..].join("\n"));
-        let files = &text[2..5].join("\n");
-        let sealed = parse(&format!("[toe]\nencrypt = true\n{files}"), overlay).unwrap();
-        assert!(sealed.encrypt && sealed.proof.is_some());
+        let trusting = format!("[toe]\n{files}");
         let both = parse(&format!("[toe]\nfabric = \"ucx\"\nencrypt = true\n{files}"), overlay);
         assert_eq!(both.unwrap_err().contains("toe.encrypt: does not go with"), HAS_UCX);
         for (toe, overlay, said) in [
@@ -179,7 +180,9 @@ mod tests {
             ("[toe]\nca = \"a\"", overlay, "not an absolute path"),
             ("[toe]\nencrypt = true", overlay, "toe.encrypt: needs"),
             ("[toe]\nencrypt = 1", overlay, "toe.encrypt"),
-            (&last, overlay, "toe.port: hosts prove"),
+            (&trusting, overlay, "toe.ca: goes with encrypt = true"),
+            (&format!("{trusting}\nencrypt = false"), overlay, "add encrypt = true, on all hosts"),
+            (&last, overlay, "toe.port: encrypted streams"),
         ] {
             let error = parse(toe, overlay).unwrap_err();
             assert!(error.contains(said) && error.contains("fix: "), "{error}");

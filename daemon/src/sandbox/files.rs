@@ -138,7 +138,8 @@ mod tests {
             let read = |dir: &str| places.contains(&(dir.into(), AccessFs::ReadFile.into()));
             ["/np-ca", "/np-own", "/np-toe"].map(read)
         };
-        let toe = "[toe]\nca = \"/np-toe/a\"\ncertificate = \"/np-toe/c\"\nkey = \"/np-toe/k\"\n";
+        let toe = "[toe]\nencrypt = true\nca = \"/np-toe/a\"\ncertificate = \"/np-toe/c\"\n\
+                   key = \"/np-toe/k\"\n";
         assert_eq!(places("https", ""), [true, true, false]);
         assert_eq!(places("http", "[toe]\n"), [false; 3]);
         assert_eq!(places("http", toe), [false, false, true]);

@@ -25,7 +25,7 @@ use nix::sys::prctl::set_dumpable;
 
 use crate::broker::Broker;
 use crate::broker::connector::Connector;
-use crate::broker::dialer::{Dialer, Held};
+use crate::broker::dialer::Dialer;
 use crate::charges;
 use crate::config::proof::proof_of;
 use crate::config::{Config, RegistryConfig, Source, ToeConfig};
@@ -76,16 +76,11 @@ pub fn enter(config: &Config, source: &Source) -> Result<Sandbox, StartError> {
     // Before the others, so that it has nothing of that one's; and all before there are secrets.
     let addresses = |it: &RegistryConfig| it.etcd.iter().map(|it| it.address).collect::<Vec<_>>();
     let connector = config.registry.as_ref().map(|it| Connector::start(&addresses(it)));
-    let mut held = Held { connector: connector.transpose()?, dialer: None };
-    let proof = config.toe.as_ref().filter(|toe| toe.proof.is_some()).map(ToeConfig::proof_port);
-    // Streams that are encrypted go to the other port.
-    let plain = config.toe.as_ref().filter(|toe| !toe.encrypt).map(|toe| toe.port);
-    held.dialer = plain.map(|port| Dialer::start(port, &mut held)).transpose()?;
-    let prover = proof.map(|port| Dialer::start(port, &mut held)).transpose()?;
-    let Held { connector, dialer } = held;
-    let broker = Arc::new(Broker::start(source, config)?);
+    let mut connector = connector.transpose()?;
     let toe = config.toe.as_ref();
-    let doors = toe.map(|toe| doors_of(config, toe, dialer, prover)).transpose()?;
+    let dialer = toe.map(|toe| Dialer::start(toe.dialed_port(), &mut connector)).transpose()?;
+    let broker = Arc::new(Broker::start(source, config)?);
+    let doors = toe.zip(dialer).map(|(toe, dialer)| doors_of(config, toe, dialer)).transpose()?;
     let owners = Owners::of(config);
     let supervisor = Supervisor::from_env()
         .map(|it| it.map(Arc::new))
@@ -111,14 +106,8 @@ pub fn enter(config: &Config, source: &Source) -> Result<Sandbox, StartError> {
     Ok(Sandbox { owners, supervisor, broker, registry, doors, eye, dirs, has_ucx, weak })
 }
 
-/// The way to guests' sockets on other hosts, at the address of each overlay. `prover` connects to
-/// the port for proofs of identity.
-fn doors_of(
-    config: &Config,
-    toe: &ToeConfig,
-    dialer: Option<Dialer>,
-    prover: Option<Dialer>,
-) -> Result<Doors, StartError> {
+/// The way to guests' sockets on other hosts, at the address of each overlay.
+fn doors_of(config: &Config, toe: &ToeConfig, dialer: Dialer) -> Result<Doors, StartError> {
     let addresses: BTreeSet<_> = config.overlays.iter().map(|it| it.local.ip()).collect();
     let open = |port| {
         let listeners = addresses.iter().map(|address| {
@@ -132,10 +121,14 @@ fn doors_of(
         listeners.collect::<Result<Vec<_>, StartError>>()
     };
     let listeners = open(toe.port)?;
-    let proof = prover.zip(proof_of(config)?).map(|(dialer, files)| {
-        Ok(ProofDoors { listeners: open(toe.proof_port())?, dialer, files })
-    });
-    Ok(Doors { listeners, dialer, proof: proof.transpose()?, ucx: None })
+    let (dialer, proof) = match proof_of(config)? {
+        None => (Some(dialer), None),
+        Some(files) => {
+            let listeners = open(toe.dialed_port())?;
+            (None, Some(ProofDoors { listeners, dialer, files }))
+        }
+    };
+    Ok(Doors { listeners, dialer, proof, ucx: None })
 }
 
 impl Sandbox {

@@ -30,7 +30,6 @@ use std::os::fd::BorrowedFd;
 use super::device::Blocked;
 use super::fabric::{Doors, Gone, Heard, Lost, Stream, StreamId, Waits};
 use super::rules::Overlays;
-use super::trust::{SECRET_LEN, Way};
 use super::{Toe, len_of, vm};
 
 /// Bytes of a stream that are read in a turn, about, and messages.
@@ -82,7 +81,7 @@ impl Toe {
         self.streams.dialer_fd()
     }
 
-    /// Readable when there may be tickets for streams.
+    /// Readable when encrypted streams may have begun.
     pub(crate) fn trust_fd(&self) -> Option<BorrowedFd<'_>> {
         self.streams.trust_fd()
     }
@@ -126,12 +125,11 @@ impl Toe {
         }
     }
 
-    /// There may be tickets for streams, or streams.
+    /// Encrypted streams may have begun.
     pub(crate) fn hear_trust(&mut self, now: Instant, epoll: &Epoll) {
-        let without_tickets = self.streams.hear_trust();
         let not_begun = self.streams.hear_openings(now, epoll, &self.rules.peers);
         self.rules.is_open = self.streams.is_open();
-        for id in without_tickets.into_iter().chain(not_begun) {
+        for id in not_begun {
             self.lose_stream(now, id);
         }
         self.hear(now);
@@ -418,7 +416,8 @@ impl Toe {
             bytes += BYTES_OF_A_MESSAGE;
             match self.streams.poll(id) {
                 Heard::Nothing => return (bytes, false),
-                Heard::Shown(half) => self.meet(now, id, &half),
+                // By now it is known whether payload comes by UCX.
+                Heard::Hello => self.promise(now, id),
                 Heard::Introduced => self.streams.meet_worker(id),
                 Heard::Message(message) => self.handle_message(now, id, &message),
                 Heard::Held(message) => self.handle_held(now, id, &message),
@@ -441,16 +440,6 @@ impl Toe {
             self.recycle(now, id);
         }
         (bytes, true)
-    }
-
-    /// Another host has said hello.
-    fn meet(&mut self, now: Instant, id: StreamId, shown: &[u8; SECRET_LEN]) {
-        let peer = self.streams.get(id).and_then(|it| self.rules.peers.address_of(it.host));
-        let way = peer.zip(self.streams.get(id)).map(|(peer, it)| Way { own: it.own, peer });
-        if !self.streams.admit(now, id, shown, way) {
-            return self.lose_stream(now, id);
-        }
-        self.promise(now, id); // by now it is known whether payload comes by UCX
     }
 
     /// Another host says what no honest one does.

@@ -284,7 +284,7 @@ impl Stranger {
         self.shows(&[0; 32])
     }
 
-    /// Says hello with this half of a ticket.
+    /// Says hello, with this where zeros are to be.
     pub(crate) fn shows(&mut self, half: &[u8]) -> &mut Self {
         self.says(&[&b"npvtoe\0\x01"[..], half].concat())
     }
@@ -367,7 +367,8 @@ fn a_host_speaks_for_guests_that_are_registered_there_and_says_what_hosts_say() 
         stranger(1).hello().says(lie).is_hung_up_on();
     }
     stranger(1).says(&[0; 40]).is_hung_up_on();
-    assert_eq!(fabric(&two).nonsense, before + 7);
+    stranger(1).shows(&[7; 32]).is_hung_up_on();
+    assert_eq!(fabric(&two).nonsense, before + 8);
     assert_eq!(socket(&b), (false, Vec::new()));
     one.says(&data(4, 3)).says(b"abc");
     until(&mut [&mut b], "bytes", |g| g[0].socket(at_b).got == b"abc");

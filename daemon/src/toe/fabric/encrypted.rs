@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 
 use nightporter_core::time::Instant;
 use nightporter_core::toe::id::{HostId, Side};
@@ -14,7 +15,7 @@ use nix::sys::epoll::Epoll;
 
 use super::counts::{add, count, subtract};
 use super::pipe::Pipe;
-use super::{Peers, Stream, StreamId, Streams, T_HELLO, watch};
+use super::{Peers, Stream, StreamId, Streams, T_HELLO, T_SAY, watch};
 use crate::toe::trust::{Opening, Secured, Trust, Way};
 
 /// Streams to a host that wait for their handshake: done in half a second (`T_HANDSHAKE`).
@@ -54,8 +55,18 @@ impl Handshakes {
 
 impl Streams {
     /// Whether streams go by TLS.
-    pub(super) fn encrypts(&self) -> bool {
-        self.trust.as_ref().is_some_and(Trust::encrypts)
+    pub(super) const fn encrypts(&self) -> bool {
+        self.trust.is_some()
+    }
+
+    /// Readable when streams may have begun by TLS.
+    pub(in super::super) fn trust_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.trust.as_ref().map(Trust::fd)
+    }
+
+    /// The identity of other hosts, if they prove it.
+    pub(in super::super) const fn trust_mut(&mut self) -> Option<&mut Trust> {
+        self.trust.as_mut()
     }
 
     /// Whether a stream to this host may begin now, for the guest with this device.
@@ -70,14 +81,6 @@ impl Streams {
         }
     }
 
-    /// A new stream is begun by TLS.
-    pub(super) fn open(&mut self, id: StreamId, way: Way) {
-        if let Some(trust) = &mut self.trust {
-            trust.open(way, id.tag());
-            self.stats.dialed += 1;
-        }
-    }
-
     /// Streams have begun by TLS, here or at other hosts; those that have not are named.
     pub(in super::super) fn hear_openings(
         &mut self,
@@ -86,7 +89,7 @@ impl Streams {
         peers: &Peers,
     ) -> Vec<StreamId> {
         let mut failed = Vec::new();
-        while let Some(opening) = self.trust.as_mut().and_then(Trust::poll_opening) {
+        for opening in self.trust.as_mut().map_or_else(Vec::new, Trust::take) {
             match opening {
                 Opening::Begun(tag, secured) => {
                     let id = StreamId::of(tag);
@@ -165,6 +168,15 @@ impl Streams {
         }
     }
 
+    /// Whether something is said of a host that is not believed, which then is.
+    fn may_say(&mut self, now: Instant) -> bool {
+        let may = self.said.is_none_or(|at| now.since(at) >= T_SAY);
+        if may {
+            self.said = Some(now);
+        }
+        may
+    }
+
     /// A stream of this host's has ended before the other host had said anything in it. After a
     /// handshake, that is its answer to the certificate.
     pub(in super::super) fn note_unproven(
@@ -219,13 +231,11 @@ mod tests {
         // Each of them counts until it is answered, and is then nobody's.
         for (n, id) in (1..).zip(begun) {
             thread.says(Opening::Failed(id.tag(), true));
-            assert!(streams.hear_trust().is_empty());
             assert!(streams.hear_openings(NOW, &epoll, &peers).is_empty());
             assert_eq!(streams.handshakes.all.len(), 1 + BEGUN_MAX / 2 - n);
         }
         assert!(take(&mut streams, 0).is_some());
         thread.says(Opening::Failed(other.tag(), false));
-        assert!(streams.hear_trust().is_empty());
         assert_eq!(streams.hear_openings(NOW, &epoll, &peers), [other]);
     }
 

@@ -2,16 +2,13 @@
 
 use nightporter_core::toe::message::{Message, Request};
 
-use crate::toe::trust::SECRET_LEN;
-
 /// What a stream has.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Heard {
     /// Nothing more for now.
     Nothing,
-    /// What the other host has said first, of a ticket. `Stream::prove` if it is right, or the
-    /// stream is of no use.
-    Shown([u8; SECRET_LEN]),
+    /// The other host has said hello, which is answered.
+    Hello,
     /// Where its worker of UCX is: `Stream::take_introduction`.
     Introduced,
     /// A message that is not a request. Behind data the payload comes next.

@@ -9,7 +9,6 @@
 //! - `progress` says whether what waits in a stream is taken fast enough.
 //! - `peers` is who may speak for whom, as the registry says.
 //! - `reader` is a stream for the fuzzer.
-//! - `tickets` is by what a stream shows whose it is.
 //! - Here are all streams of this host: how they come, by [`Dialer`] and by listeners, those that
 //!   are idle, and when one has waited long enough.
 //!
@@ -25,7 +24,6 @@ pub(super) mod pipe;
 mod progress;
 mod reader;
 mod stream;
-mod tickets;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -79,6 +77,8 @@ const T_OWED: Duration = T_TOE_SILENCE;
 const T_IDLE_HERE: Duration = Duration::from_secs(150);
 /// Bytes that wait in a stream without a connection, at most: answers to what is late.
 const ANSWERS_MAX: usize = 4096;
+/// Something is said about other hosts so often.
+const T_SAY: Duration = Duration::from_secs(10);
 /// Connections that the kernel keeps until they are accepted.
 const BACKLOG: i32 = 1024;
 /// Connections accepted in a turn.
@@ -139,9 +139,9 @@ struct Place {
 #[derive(Debug)]
 pub(crate) struct Doors {
     pub(crate) listeners: Vec<(IpAddr, OwnedFd)>,
-    /// `None`: streams are encrypted, and begin with proofs.
+    /// `None`: streams are encrypted.
     pub(crate) dialer: Option<Dialer>,
-    /// Where hosts prove who they are, if they do.
+    /// The way of encrypted streams.
     pub(crate) proof: Option<ProofDoors>,
     /// By what payload goes, if not by TCP.
     pub(crate) ucx: Option<Worker>,
@@ -152,14 +152,12 @@ pub(crate) struct Doors {
 pub(super) struct Streams {
     listeners: Vec<(IpAddr, OwnedFd)>,
     dialer: Option<Dialer>,
-    /// `None`: hosts are told by their addresses alone.
+    /// `None`: streams are not encrypted, and hosts are known by their addresses alone.
     trust: Option<Trust>,
     /// `None`: payload goes by TCP.
     ucx: Option<Ucx>,
     /// Bytes that it has brought and that are not with their guests.
     ucx_waits: Arc<AtomicUsize>,
-    /// New ones that wait for tickets.
-    ticketless: BTreeMap<Way, VecDeque<StreamId>>,
     /// New ones that wait for their handshake.
     handshakes: Handshakes,
     /// Streams that are encrypted.
@@ -350,7 +348,15 @@ impl Streams {
         self.note_begun(id, host, device);
         self.introduce(id);
         self.set_deadline(id, Some(now + T_DIAL));
-        self.begin(id, Way { own: from, peer: address });
+        let way = Way { own: from, peer: address };
+        if let Some(trust) = &mut self.trust {
+            trust.open(way, id.tag());
+            self.stats.dialed += 1;
+        } else if let Some(dialer) = &mut self.dialer {
+            // Without it the stream ends when it has waited long enough.
+            dialer.ask(id.tag(), way.own, way.peer);
+            self.stats.dialed += 1;
+        }
         Some(id)
     }
 
@@ -568,7 +574,7 @@ impl Streams {
                 Err(Undialed::Here(error)) => {
                     stream.has_failed_here = true;
                     failed.push(id);
-                    if self.said_failed.is_none_or(|at| now.since(at) >= tickets::T_SAY) {
+                    if self.said_failed.is_none_or(|at| now.since(at) >= T_SAY) {
                         self.said_failed = Some(now);
                         tracing::warn!(
                             %error,
@@ -700,10 +706,9 @@ mod tests {
         let mut streams = Streams::default();
         let (id, other) = stream(&mut streams);
         let data = message(Kind::Data { offset: 0, len: 100 });
-        let said = [&stream::hello(1, &[0; 32])[..], &data.emit(), &[0; 10]].concat();
+        let said = [&b"npvtoe\0\x01"[..], &[0; 32], &data.emit(), &[0; 10]].concat();
         rustix::io::write(&other, &said).unwrap();
-        assert_eq!(streams.get_mut(id).unwrap().poll(), Heard::Shown([0; 32]));
-        streams.get_mut(id).unwrap().prove(&[0; 32]);
+        assert_eq!(streams.get_mut(id).unwrap().poll(), Heard::Hello);
         assert_eq!(streams.get_mut(id).unwrap().poll(), Heard::Message(data));
         streams.note_owed(NOW, id);
         assert_eq!(streams.poll_timeout(), Some(NOW + T_OWED));

@@ -14,7 +14,7 @@ use super::Fabric;
 use super::heard::Heard;
 use super::pipe::{COST_MAX, COST_OF_A_READ_MAX, Pipe, SEALED_AT_ONCE};
 use super::stream::{INTRODUCTION_MAX, Stream};
-use crate::toe::trust::{SECRET_LEN, Secured};
+use crate::toe::trust::Secured;
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
@@ -42,11 +42,6 @@ impl StreamReader {
     /// What it has next.
     pub fn poll(&mut self) -> Heard {
         self.0.poll()
-    }
-
-    /// What the other host has shown is right: after [`Heard::Shown`], and once.
-    pub fn prove(&mut self) {
-        self.0.prove(&[0; SECRET_LEN]);
     }
 
     /// Whether the other host has said where its worker is, which is forgotten: after

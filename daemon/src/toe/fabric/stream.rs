@@ -20,14 +20,12 @@ use super::pipe::Pipe;
 use super::progress::Progress;
 use crate::port::vhost_user::VhostUserPort;
 use crate::toe::batch::Batch;
-use crate::toe::trust::{SECRET_LEN, Ticket};
 use crate::toe::ucx::{ADDRESS_MAX, Channel, Introduction};
 use crate::vhost::vsock::Vsock;
 
-/// What hosts say first: that this is it, their version, and one half of a [`Ticket`], which is
-/// zeros as long as peers are told by their addresses alone. That a connection was accepted says
-/// nothing: the kernel does that for a daemon that stands.
-pub(super) const HELLO_LEN: usize = MAGIC.len() + 1 + SECRET_LEN;
+/// What hosts say first: that this is it, their version, and zeros. That a connection was accepted
+/// says nothing: the kernel does that for a daemon that stands.
+const HELLO_LEN: usize = MAGIC.len() + 1 + 32;
 const MAGIC: [u8; 7] = *b"npvtoe\0";
 /// Versions: what follows is messages; or an [`Introduction`] before them.
 const PLAIN: u8 = 1;
@@ -76,8 +74,6 @@ pub(in super::super) struct Stream {
     pub(in super::super) is_proven: bool,
     /// This host could not begin it, which says nothing of the other one.
     pub(in super::super) has_failed_here: bool,
-    /// What is to be said first.
-    pub(super) ticket: Ticket,
     /// It ends as soon as what there is to say is said.
     pub(in super::super) closes: bool,
     /// What is next, but for payload: so much of it has come, and so much of it there is to be.
@@ -117,7 +113,7 @@ impl Stream {
     /// To this host, from an address of this one; the socket comes later.
     pub(super) fn to(now: Instant, host: HostId, own: IpAddr) -> Self {
         let mut stream = Self::new(now, None, (host, own), Side::Opener);
-        stream.out.extend(hello(PLAIN, &Ticket::NONE.shown));
+        stream.out.extend(hello(PLAIN));
         stream
     }
 
@@ -135,7 +131,6 @@ impl Stream {
             carried: None,
             is_proven: false,
             has_failed_here: false,
-            ticket: Ticket::NONE,
             closes: false,
             head: [0; HEAD_LEN],
             introduces: false,
@@ -158,13 +153,6 @@ impl Stream {
         }
     }
 
-    /// It shows this one. Nothing has been said in it.
-    pub(super) fn set_ticket(&mut self, ticket: Ticket) {
-        self.ticket = ticket;
-        let version = self.out[MAGIC.len()];
-        self.out[..HELLO_LEN].copy_from_slice(&hello(version, &ticket.shown));
-    }
-
     /// This host is to say where its worker is, if the other one may want to know. Nothing but
     /// hello has been said in it.
     pub(super) fn introduce(&mut self, mut channel: Channel, said: Introduction) {
@@ -181,8 +169,8 @@ impl Stream {
         self.introduction.take()
     }
 
-    /// What the other host has shown is right, and is answered with this.
-    pub(super) fn prove(&mut self, answer: &[u8; SECRET_LEN]) {
+    /// The other host has said hello, and is answered.
+    fn meet(&mut self) {
         (self.is_proven, self.have) = (true, 0);
         self.wanted = if self.introduces { size_of::<u16>() } else { LEN };
         if !self.introduces {
@@ -191,10 +179,10 @@ impl Stream {
         if self.ours == Side::Acceptor {
             match self.channel.introduction() {
                 Some(own) => {
-                    self.out.extend(hello(INTRODUCED, answer));
+                    self.out.extend(hello(INTRODUCED));
                     self.out.extend(own.emit());
                 }
-                None => self.out.extend(hello(PLAIN, answer)),
+                None => self.out.extend(hello(PLAIN)),
             }
             self.has_more_to_flush = true;
         }
@@ -300,14 +288,13 @@ impl Stream {
             return None;
         }
         if !self.is_proven {
-            let shown = self.head[..HELLO_LEN].strip_prefix(&MAGIC);
-            let Some((version @ (&PLAIN | &INTRODUCED), half)) =
-                shown.and_then(<[u8]>::split_first)
-            else {
-                return Some(Heard::Nonsense);
+            self.introduces = match &self.head[..HELLO_LEN] {
+                said if *said == hello(PLAIN) => false,
+                said if *said == hello(INTRODUCED) => true,
+                _ => return Some(Heard::Nonsense),
             };
-            self.introduces = *version == INTRODUCED;
-            return Some(half.try_into().map_or(Heard::Nonsense, Heard::Shown));
+            self.meet();
+            return Some(Heard::Hello);
         }
         if self.introduces {
             return self.hear_introduction();
@@ -574,12 +561,10 @@ impl Fabric for Stream {
     }
 }
 
-pub(super) fn hello(version: u8, half: &[u8; SECRET_LEN]) -> [u8; HELLO_LEN] {
+fn hello(version: u8) -> [u8; HELLO_LEN] {
     let mut hello = [0; HELLO_LEN];
-    let (magic, rest) = hello.split_at_mut(MAGIC.len());
-    magic.copy_from_slice(&MAGIC);
-    rest[0] = version;
-    rest[1..].copy_from_slice(half);
+    hello[..MAGIC.len()].copy_from_slice(&MAGIC);
+    hello[MAGIC.len()] = version;
     hello
 }
 
@@ -682,10 +667,8 @@ mod tests {
                 }
                 heard => {
                     words.push(Word::Heard(heard));
-                    match heard {
-                        Heard::Shown(half) => stream.prove(&half),
-                        Heard::Lost | Heard::Nonsense => return false,
-                        _ => {}
+                    if matches!(heard, Heard::Lost | Heard::Nonsense) {
+                        return false;
                     }
                 }
             }
@@ -729,13 +712,13 @@ mod tests {
         let change = proptest::option::of((any::<prop::sample::Index>(), any::<u8>()));
         // Tag, key and address, or less than that.
         let introduction = proptest::option::of(vec(any::<u8>(), 30..200));
-        let all = (any::<[u8; SECRET_LEN]>(), introduction, vec(message, 0..12), change);
-        all.prop_map(|(half, introduction, all, change)| {
+        let all = (introduction, vec(message, 0..12), change);
+        all.prop_map(|(introduction, all, change)| {
             let mut said = match introduction {
-                None => hello(PLAIN, &half).to_vec(),
+                None => hello(PLAIN).to_vec(),
                 Some(bytes) => {
                     let len = u16::try_from(bytes.len()).unwrap().to_le_bytes();
-                    [&hello(INTRODUCED, &half)[..], &len, &bytes].concat()
+                    [&hello(INTRODUCED)[..], &len, &bytes].concat()
                 }
             };
             said.extend(all.concat());

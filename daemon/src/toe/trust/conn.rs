@@ -1,6 +1,6 @@
 //! A connection over TLS that waits for nothing.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -9,7 +9,7 @@ use rustls::Connection;
 use rustls::pki_types::CertificateDer;
 
 use super::Secured;
-use crate::config::proof::is_too_long;
+use crate::config::proof::{PROTOCOL, is_too_long};
 use crate::limits::HANDSHAKE_BYTES;
 
 /// Bytes that wait to be sent, at most.
@@ -28,8 +28,6 @@ const _: () = assert!(
 pub(super) struct Conn {
     socket: TcpStream,
     tls: Box<Connection>,
-    /// What is to be spoken over it.
-    protocol: &'static [u8],
     /// Bytes that the other side has sent before it had shown all.
     shown: usize,
     /// The socket may have something.
@@ -38,9 +36,9 @@ pub(super) struct Conn {
 
 impl Conn {
     /// Over a socket that does not block, and may not be connected yet.
-    pub(super) fn new(socket: OwnedFd, mut tls: Connection, protocol: &'static [u8]) -> Self {
+    pub(super) fn new(socket: OwnedFd, mut tls: Connection) -> Self {
         tls.set_buffer_limit(Some(WAITING_MAX));
-        Self { socket: socket.into(), tls: Box::new(tls), protocol, shown: 0, is_ready: true }
+        Self { socket: socket.into(), tls: Box::new(tls), shown: 0, is_ready: true }
     }
 
     /// What its socket has to be for a turn to do something.
@@ -80,8 +78,7 @@ impl Conn {
             }
         }
         self.flush().map_err(|e| e.to_string())?;
-        let is_it = |name: Option<&[u8]>| name == Some(self.protocol);
-        if self.is_open() && !is_it(self.tls.alpn_protocol()) {
+        if self.is_open() && self.tls.alpn_protocol() != Some(PROTOCOL) {
             return Err("it speaks something else over TLS".into());
         }
         Ok(())
@@ -111,33 +108,6 @@ impl Conn {
         Ok(())
     }
 
-    /// What the other side has said, as much as has come; how many bytes.
-    ///
-    /// # Errors
-    /// It says nothing more.
-    pub(super) fn read(&mut self, bytes: &mut [u8]) -> Result<usize, String> {
-        match self.tls.reader().read(bytes) {
-            Ok(0) => Err("it has ended the connection".into()),
-            Ok(len) => Ok(len),
-            Err(e) if is_later(&e) => Ok(0),
-            Err(e) => Err(e.to_string()),
-        }
-    }
-
-    /// Says all of this.
-    ///
-    /// # Errors
-    /// The other side does not take what it is told.
-    pub(super) fn write(&mut self, bytes: &[u8]) -> Result<(), String> {
-        self.tls.writer().write_all(bytes).map_err(|e| e.to_string())?;
-        self.flush().map_err(|e| e.to_string())
-    }
-
-    /// Whether all is sent.
-    pub(super) fn is_flushed(&self) -> bool {
-        !self.tls.wants_write()
-    }
-
     /// It is somebody else's from now on.
     pub(super) fn into_secured(self) -> Secured {
         Secured { socket: self.socket, tls: self.tls }
@@ -164,7 +134,7 @@ mod tests {
         let (client, mut server) = ends(chain, None);
         let (ours, theirs) = sockets();
         let mut theirs = TcpStream::from(theirs);
-        let mut conn = Conn::new(ours, client, b"x");
+        let mut conn = Conn::new(ours, client);
         loop {
             match conn.turn() {
                 Err(why) if why == "it speaks something else over TLS" => return Ok(()),

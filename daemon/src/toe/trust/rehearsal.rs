@@ -8,24 +8,8 @@ use nightporter_registry::tls::{Files, TlsError};
 use rustls::Connection;
 use rustls::pki_types::CertificateDer;
 
-use super::SECRET_LEN;
 use super::conn::Conn;
-use super::keeper::Coming;
 use crate::config::proof::{self, Proof};
-
-/// Both halves of the tickets that a host tells in these pieces, of which it was asked for so many.
-///
-/// # Errors
-/// It tells more.
-pub fn tickets_in(asked: usize, pieces: &[&[u8]]) -> Result<Vec<[[u8; SECRET_LEN]; 2]>, String> {
-    let mut coming = Coming::default();
-    coming.due = asked;
-    let mut all = Vec::new();
-    for piece in pieces {
-        all.extend(coming.take(piece)?.into_iter().map(|it| [it.shown, it.answer]));
-    }
-    Ok(all)
-}
 
 /// Whether a certificate (DER) is for this address.
 #[must_use]
@@ -38,7 +22,7 @@ pub fn is_certificate_of(der: &[u8], address: IpAddr) -> bool {
 /// # Errors
 /// The first that is wrong.
 pub fn files_prove(files: &Files, address: IpAddr) -> Result<bool, TlsError> {
-    Ok(Proof::of_tickets(files)?.is_of(address))
+    Ok(Proof::read(files)?.is_of(address))
 }
 
 /// A connection on which another host is to show who it is.
@@ -49,7 +33,7 @@ impl Stranger {
     /// Over a socket that does not block.
     #[must_use]
     pub fn new(socket: OwnedFd, tls: Connection) -> Self {
-        Self(Conn::new(socket, tls, b"nightporter-toe/1"))
+        Self(Conn::new(socket, tls))
     }
 
     /// Reads what there is, once. Returns whether it has shown all.

@@ -33,7 +33,6 @@ use nightporter_core::toe::id::HostId;
 use nightporter_core::toe::message::DATA_MAX;
 use nightporter_core::toe::message::LEN;
 
-use super::trust::SECRET_LEN;
 #[cfg(not(feature = "ucx"))]
 use absent::Held;
 #[cfg(not(feature = "ucx"))]
@@ -46,6 +45,8 @@ pub(crate) use ucp::Worker;
 
 /// Bytes of a worker's address, at most: those of a host with eight adapters have some hundred.
 pub(super) const ADDRESS_MAX: usize = 4096;
+/// Bytes of a stream's key.
+const SECRET_LEN: usize = 32;
 /// A stream's tag at the host that has said it, its key, and a message of the core.
 const HEAD_LEN: usize = 8 + SECRET_LEN + LEN;
 #[cfg(feature = "ucx")]

@@ -1,4 +1,4 @@
-//! Streams that go by TLS: their handshakes, of those begun here and of those accepted.
+//! Handshakes of streams, of those begun here and of those accepted.
 //!
 //! # Bounds
 //!
@@ -22,11 +22,11 @@ use nightporter_registry::mail::Gone;
 use rustls::ClientConnection;
 use rustls::pki_types::ServerName;
 
-use super::{Keeper, Telling};
+use super::{Keeper, Stranger};
 use crate::broker::dialer::Undialed;
 use crate::limits::{HANDSHAKES_ACCEPTED_MAX, HANDSHAKES_BEGUN_MAX};
 use crate::toe::trust::conn::Conn;
-use crate::toe::trust::{News, Opening, Way};
+use crate::toe::trust::{Opening, Way};
 
 /// A host that is connected to has shown what it has to show within this, since the stream was
 /// wanted: a program waits for it. A little less than the worker waits (`T_DIAL`), which takes the
@@ -174,10 +174,10 @@ impl Keeper {
             return Ok(()); // nobody waits for it any more
         };
         let way = beginning.way;
-        let proof = self.proof.config();
+        let client = &self.proof.config().client;
         let tls = socket.map(|socket| {
-            let tls = ClientConnection::new(Arc::clone(&proof.client), ServerName::from(way.peer));
-            tls.map(|tls| Conn::new(socket, tls.into(), proof.protocol))
+            let tls = ClientConnection::new(Arc::clone(client), ServerName::from(way.peer));
+            tls.map(|tls| Conn::new(socket, tls.into()))
         });
         match tls {
             Ok(Ok(conn)) => beginning.conn = Some(conn),
@@ -203,7 +203,7 @@ impl Keeper {
                     self.note_proven(way);
                     if let Some(conn) = conn {
                         let begun = Opening::Begun(tag, conn.into_secured());
-                        self.post(News::Opening(begun))?;
+                        self.post(begun)?;
                     }
                 }
                 Err(why) => self.refuse_stream(now, tag, &why)?,
@@ -217,20 +217,20 @@ impl Keeper {
         let Some(Beginning { way, .. }) = self.handshakes.begun.remove(&tag) else { return Ok(()) };
         self.say(now, way, NO_STREAM, why);
         self.refused.fetch_add(1, Ordering::Relaxed);
-        self.post(News::Opening(Opening::Failed(tag, false)))
+        self.post(Opening::Failed(tag, false))
     }
 
     /// This host lacks something, which says nothing of the other one.
     fn fail(&mut self, now: Instant, way: Way, tag: u64, why: &str) -> Result<(), Gone> {
         self.say(now, way, NO_STREAM, why);
-        self.post(News::Opening(Opening::Failed(tag, true)))
+        self.post(Opening::Failed(tag, true))
     }
 
     /// Another host has begun one, and has shown what it has to show.
-    pub(super) fn pass_on(&mut self, stranger: Telling) -> Result<(), Gone> {
+    pub(super) fn pass_on(&mut self, stranger: Stranger) -> Result<(), Gone> {
         self.note_proven(stranger.way);
         let came = Opening::Came(stranger.way, stranger.conn.into_secured());
-        self.post(News::Opening(came))
+        self.post(came)
     }
 
     fn note_proven(&mut self, way: Way) {
@@ -259,7 +259,7 @@ impl Keeper {
             paced.remove(&of);
         }
         proven.retain(|peer| !is_its(*peer));
-        ended.into_iter().try_for_each(|tag| self.post(News::Opening(Opening::Failed(tag, true))))
+        ended.into_iter().try_for_each(|tag| self.post(Opening::Failed(tag, true)))
     }
 }
 
