@@ -5,7 +5,6 @@ use std::os::fd::OwnedFd;
 
 use nightporter_core::engine::{AddPortError, Engine};
 use nightporter_core::port::{PortConfig, PortId};
-use nightporter_registry::Registry;
 
 use crate::change::{Prepared, Running};
 use crate::control::{self, Control, ControlServer, Interfaces};
@@ -47,11 +46,6 @@ impl Daemon {
         let (control, mail) = Control::new(endpoints)?;
         self.control = Some(control.start(&mail)?);
         self.desk.set_mail(&self.worker.epoll, mail)
-    }
-
-    /// Sets the registry, which is asked and told which station is where.
-    pub(crate) fn set_registry(&mut self, registry: Box<dyn Registry>) -> io::Result<()> {
-        self.desk.set_registry(&self.worker.epoll, registry)
     }
 
     /// Adds a port; its number. Errors: see [`AddPortError`]. For tests and benches.

@@ -98,6 +98,8 @@ fn start(
     let running = open_ports(&mut daemon, first, &openings, &mut interfaces, &mut check);
     let (owners, dirs) = (sandbox.owners.clone(), sandbox.dirs.clone());
     let means = Means { openings, owners, dirs };
+    let registry = registry(config, sandbox);
+    check(registry.as_ref().map(drop).map_err(Clone::clone));
     let endpoints = Endpoints {
         signals: Some(signals),
         supervisor,
@@ -106,9 +108,9 @@ fn start(
         metrics: None,
         preparer: Some(Preparer::new(source, means, Arc::clone(&arena), running)),
         interfaces,
+        registry: registry.ok(),
     };
     check(start_control(&mut daemon, endpoints, settings));
-    check(find_each_other(&mut daemon, config, sandbox));
     check(open_doors(&mut daemon, sandbox));
     check(place(settings, booster::is_wanted(config)));
     let warnings = large_mtus(config).into_iter().chain(uneven_mtus(config));
@@ -125,17 +127,12 @@ fn start(
 }
 
 /// The locations of stations: from etcd, or else from a list.
-fn find_each_other(
-    daemon: &mut Daemon,
-    config: &Config,
-    sandbox: &Sandbox,
-) -> Result<(), StartError> {
+fn registry(config: &Config, sandbox: &Sandbox) -> Result<Box<dyn Registry>, StartError> {
     let fix = "allow more threads and open files";
-    let registry: Box<dyn Registry> = match sandbox.registry.clone()? {
+    Ok(match sandbox.registry.clone()? {
         None => Box::new(Listed::new(config.stations.clone()).map_err(|e| error(e, fix))?),
         Some(at) => Box::new(Etcd::start(at).map_err(|e| error(e, fix))?),
-    };
-    daemon.set_registry(registry).map_err(|e| error(e, fix))
+    })
 }
 
 /// The way to guests' sockets on other hosts.

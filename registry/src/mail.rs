@@ -118,6 +118,12 @@ impl<K: Ord + Clone, T> Outbox<K, T> {
         self.waiting.remove(key)
     }
 
+    /// Messages that wait for room in the channel.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// Moves waiting messages into the channel while it has room. To be called when the own bell
     /// rings.
     pub fn flush(&mut self) {
@@ -155,7 +161,7 @@ mod tests {
         for round in 1..4 {
             (0..keys).for_each(|key| outbox.post(key, (key, round)));
         }
-        assert!(outbox.waiting.len() <= keys);
+        assert!(outbox.waiting() <= keys);
         while let Some((key, round)) = inbox.take().unwrap() {
             known[key] = known[key].max(round);
             outbox.flush();

@@ -61,20 +61,10 @@ impl Addresses {
         }
     }
 
-    /// The station of this host behind `port` has these besides, or no longer.
-    pub(super) fn set_here(&mut self, port: PortId, ips: &[IpAddr], is_here: bool) {
-        for key in ips.iter().map(|&ip| (IpAddr16::from(ip), port)) {
-            if is_here {
-                self.here.insert(key);
-            } else {
-                self.here.remove(&key);
-            }
-        }
-    }
-
-    /// No station of this host has an address.
-    pub(super) fn forget_here(&mut self) {
-        self.here.clear();
+    /// The station of this host behind `port` has these, and no others.
+    pub(super) fn set_here(&mut self, port: PortId, ips: &[IpAddr]) {
+        self.here.retain(|(_, of)| *of != port);
+        self.here.extend(ips.iter().map(|&ip| (IpAddr16::from(ip), port)));
     }
 
     /// The one station that has `ip`, if none of this host has it.
@@ -221,14 +211,14 @@ mod tests {
             |known: &Addresses| questions.each_ref().map(|frame| known.answer(frame).is_some());
         let (one, two) = (PortId(1), PortId(2));
         let v4 = [V4.into(), [10, 0, 0, 1].into()];
-        known.set_here(one, &v4, true);
+        known.set_here(one, &v4);
         assert_eq!(answered(&known), [false, true]);
-        known.set_here(two, &[V6.into(), V4.into()], true);
-        known.set_here(one, &v4, false);
+        known.set_here(two, &[V6.into(), V4.into()]);
+        known.set_here(one, &[]);
         assert_eq!(answered(&known), [false, false], "the other has that address too");
-        known.set_here(two, &[V4.into()], false);
+        known.set_here(two, &[V6.into()]);
         assert_eq!(answered(&known), [true, false]);
-        known.forget_here();
+        known.set_here(two, &[]);
         assert_eq!(answered(&known), [true, true]);
     }
 

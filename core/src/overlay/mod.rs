@@ -336,15 +336,10 @@ impl Overlay {
         self.addresses.set(mac, &[]);
     }
 
-    /// The station of this host behind `port` has these addresses from now on (`is_here`), or no
-    /// longer: requests for them are not answered.
-    pub fn set_own_ips(&mut self, port: PortId, ips: &[IpAddr], is_here: bool) {
-        self.addresses.set_here(port, ips, is_here);
-    }
-
-    /// From now on no station of this host has an address.
-    pub fn forget_own_ips(&mut self) {
-        self.addresses.forget_here();
+    /// The station of this host behind `port` has these addresses from now on, and no others:
+    /// requests for them are not answered.
+    pub fn set_own_ips(&mut self, port: PortId, ips: &[IpAddr]) {
+        self.addresses.set_here(port, ips);
     }
 
     /// The answer to a frame that asks for the MAC of a station that was told (ARP, neighbour

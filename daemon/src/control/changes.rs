@@ -11,6 +11,7 @@ use super::Control;
 use super::operators::line;
 use crate::change::{Prepared, Preparer, Refusal, Setting};
 use crate::charges;
+use crate::config::Config;
 use crate::timer::monotonic_now;
 use crate::watchdog;
 use crate::worker::orders::{Client, Order};
@@ -53,9 +54,9 @@ impl Changes {
         self.preparer.as_mut().is_none_or(|it| it.file.must_answer().is_ok())
     }
 
-    /// `daemon.drain_timeout_s`.
-    pub(super) fn drain_timeout_s(&self) -> u64 {
-        self.preparer.as_ref().map_or(0, |it| it.running.config.daemon.drain_timeout_s)
+    /// The running configuration.
+    pub(super) fn config(&self) -> Option<&Config> {
+        self.preparer.as_ref().map(|it| &*it.running.config)
     }
 }
 
@@ -193,6 +194,13 @@ impl Control {
         let Some((_, Stage::Applying { prepared, at, failed })) = under_way else { return };
         if let Some(step) = prepared.plan.steps.get(*at) {
             let opened = prepared.resources.take(step, &prepared.owners);
+            match (step, &mut self.directory) {
+                (Step::AddVm(vm), Some(directory)) => {
+                    directory.forget_place(&vm.name, &mut self.mail);
+                }
+                (Step::SetStations(list), Some(directory)) => directory.set_list(list.clone()),
+                _ => {}
+            }
             match step {
                 Step::RemoveUplink(name) | Step::RemoveOverlay(name) => {
                     self.interfaces.remove(name);
@@ -204,7 +212,6 @@ impl Control {
         }
         preparer.running = prepared.target.clone();
         charges::set_max(preparer.running.config.charges_max());
-        self.mail.order(Order::Running(Arc::clone(&preparer.running.config)));
         let reply = match failed.is_empty() {
             true => plan(prepared, true),
             false => refused(Refusal {
@@ -212,6 +219,7 @@ impl Control {
                 fix: "report this".into(),
             }),
         };
+        self.tell_registry(monotonic_now());
         self.end_change(reply);
     }
 

@@ -127,6 +127,12 @@ impl Interfaces {
         self.ports.retain(|at| at.wanted.name() != name);
     }
 
+    /// Whether the overlay with this name is open.
+    pub(super) fn is_open(&self, name: &str) -> bool {
+        let is_open = |at: &Interface| matches!(at.state, State::Overlay(..));
+        self.ports.iter().any(|at| at.wanted.name() == name && is_open(at))
+    }
+
     /// Another policy for an overlay.
     pub(super) fn set(&mut self, overlay: &OverlayConfig) {
         let ports = self.ports.iter_mut().filter(|at| at.wanted.name() == overlay.name);
@@ -216,14 +222,15 @@ impl Interfaces {
     }
 
     /// Makes the attempt that is due, if the broker can read its file, for which it would wait.
-    fn try_one(&mut self, now: Instant, can_read: bool, mail: &mut ControlMail) {
+    /// Returns the name of a port that was opened.
+    fn try_one(&mut self, now: Instant, can_read: bool, mail: &mut ControlMail) -> Option<String> {
         let mut due = (0..).zip(&self.ports).filter(|(_, at)| at.not_before <= now);
         let found: Option<(usize, _)> = due.find_map(|(n, at)| Some((n, self.task(at)?)));
-        let Some(((n, task), openings)) = found.zip(self.openings.as_ref()) else { return };
+        let ((n, task), openings) = found.zip(self.openings.as_ref())?;
         watchdog::handle_control(Some(monotonic_now()));
         let at = &mut self.ports[n];
         let name = at.wanted.name().to_owned();
-        let mut wait = RETRY;
+        let (mut wait, mut opened) = (RETRY, None);
         match task {
             _ if !can_read => {}
             Task::Open(wanted) => match openings.open(&wanted) {
@@ -232,7 +239,8 @@ impl Interfaces {
                     if let Some((_, state)) = State::of(&port) {
                         at.state = state;
                     }
-                    mail.order(Order::Regain(name, Box::new(port)));
+                    mail.order(Order::Regain(name.clone(), Box::new(port)));
+                    opened = Some(name);
                 }
                 Err(failure) => at.state = State::Lost(failure.what),
             },
@@ -250,6 +258,7 @@ impl Interfaces {
             },
         }
         at.not_before = monotonic_now() + wait;
+        opened
     }
 }
 
@@ -267,7 +276,10 @@ impl Control {
     pub(super) fn reopen(&mut self, now: Instant) {
         if self.interfaces.poll_timeout().is_some_and(|at| at <= now) {
             let can_read = self.changes.can_read();
-            self.interfaces.try_one(now, can_read, &mut self.mail);
+            if let Some(name) = self.interfaces.try_one(now, can_read, &mut self.mail) {
+                self.directory.iter_mut().for_each(|it| it.forget_overlay(&name));
+                self.tell_registry(now);
+            }
             self.handle_links();
         }
     }

@@ -8,6 +8,7 @@
 
 mod changes;
 pub(crate) mod conn;
+mod directory;
 mod interfaces;
 mod links;
 mod metrics;
@@ -22,6 +23,7 @@ use std::thread;
 
 use nightporter_api::{Change, Reply, Request, Status};
 use nightporter_core::time::{Duration, Instant};
+use nightporter_registry::Registry;
 use nightporter_registry::mail::Bell;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -42,6 +44,7 @@ use crate::worker::orders::{
 };
 use changes::Changes;
 use conn::Allowance;
+use directory::Directory;
 pub(crate) use interfaces::Interfaces;
 pub(crate) use links::LinkWatch;
 pub(crate) use metrics::MetricsServer;
@@ -72,6 +75,7 @@ pub(crate) struct Endpoints {
     pub(crate) preparer: Option<Preparer>,
     /// The uplinks and overlays.
     pub(crate) interfaces: Interfaces,
+    pub(crate) registry: Option<Box<dyn Registry>>,
 }
 
 /// See the module doc.
@@ -86,6 +90,7 @@ pub struct Control {
     broker_ended: bool,
     changes: Changes,
     interfaces: Interfaces,
+    directory: Option<Directory>,
     /// Listeners that do not accept for now.
     resting: Resting<Token>,
     /// A status for scrapes was ordered, and is not there yet.
@@ -135,7 +140,9 @@ impl Control {
         if let Some(links) = &interfaces.links {
             watch_for(&epoll, &links.fd(), Token::Links)?;
         }
-        let new = Self {
+        let registry = endpoints.registry.take();
+        let directory = registry.map(|it| Directory::new(it, &epoll)).transpose()?;
+        let mut new = Self {
             epoll,
             mail,
             endpoints,
@@ -144,10 +151,12 @@ impl Control {
             broker_ended: false,
             changes,
             interfaces,
+            directory,
             resting,
             ordered: false,
             writes,
         };
+        new.tell_registry(new.started);
         Ok((new, worker))
     }
 
@@ -197,6 +206,7 @@ impl Control {
                         return Ok(false);
                     }
                 }
+                Token::Registry => self.directory.iter_mut().for_each(Directory::note_news),
                 Token::Links => self.handle_links(),
                 Token::Signal => self.handle_signal(),
                 Token::Broker => self.handle_end_of_broker(),
@@ -213,6 +223,7 @@ impl Control {
         }
         self.wake_listeners(now);
         self.reopen(now);
+        self.hear_registry(now);
         let waits = self.endpoints.metrics.as_ref().is_some_and(MetricsServer::has_waiting);
         if waits && !std::mem::replace(&mut self.ordered, true) {
             self.mail.order(Order::Survey);
@@ -220,9 +231,11 @@ impl Control {
         Ok(true)
     }
 
-    /// Until listeners have rested, or a port may be opened again, to the next millisecond.
+    /// Until listeners have rested, a port may be opened again, or there is something to do for the
+    /// registry, to the next millisecond.
     fn wait(&self, now: Instant) -> EpollTimeout {
-        let due = [self.resting.poll_timeout(), self.interfaces.poll_timeout()];
+        let registry = self.directory.as_ref().and_then(|it| it.poll_timeout(&self.mail));
+        let due = [self.resting.poll_timeout(), self.interfaces.poll_timeout(), registry];
         let Some(due) = due.into_iter().flatten().min() else { return EpollTimeout::NONE };
         let ms = due.since(now).as_nanos().div_ceil(1_000_000);
         EpollTimeout::try_from(ms).unwrap_or(EpollTimeout::MAX)
@@ -251,6 +264,15 @@ impl Control {
                 Ok(Some(Report::Lost(name, index))) => {
                     self.interfaces.lose(&name, index);
                     self.handle_links();
+                }
+                Ok(Some(Report::Link { vm, is_up, listeners })) => {
+                    if let Some(directory) = &mut self.directory {
+                        directory.handle_link(now, &mut self.mail, (vm, is_up), listeners);
+                    }
+                }
+                Ok(Some(Report::Listeners(vm, listeners))) => {
+                    let directory = self.directory.iter_mut();
+                    directory.for_each(|it| it.handle_listeners(&vm, listeners.clone()));
                 }
                 Ok(Some(Report::Step(result))) => self.handle_step(result),
                 Ok(Some(Report::End(client))) => {
@@ -298,11 +320,13 @@ impl Control {
 
     /// The worker's part of a status, and that of the process.
     fn whole(&self, now: Instant, status: WorkerStatus) -> Status {
-        let WorkerStatus { mut ports, fabric, registry, is_stopping } = status;
+        let WorkerStatus { mut ports, fabric, listener_changes, is_stopping } = status;
         // One that was removed and added meanwhile was seen twice.
         let mut names = BTreeSet::new();
         ports.retain(|port| names.insert(port.name.clone()));
         self.interfaces.complete(&mut ports);
+        let registry = self.directory.as_ref().map(|it| it.status(listener_changes));
+        let registry = registry.unwrap_or_default();
         Status {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
@@ -313,7 +337,7 @@ impl Control {
             refused_calls: refused::count(),
             broker_ended: self.broker_ended,
             fabric: fabric.map(Box::new),
-            registry: registry.into(),
+            registry: Box::new(registry),
             ports,
         }
     }
@@ -357,7 +381,7 @@ impl Control {
             self.mail.order(Order::Stop);
         } else {
             tracing::info!(signal = number, "stopping: draining all VMs");
-            let seconds = self.changes.drain_timeout_s();
+            let seconds = self.changes.config().map_or(0, |it| it.daemon.drain_timeout_s);
             self.mail.order(Order::Drain(Duration::from_secs(seconds)));
             let limit = std::time::Duration::from_secs(seconds);
             self.endpoints.supervisor.iter().for_each(|it| it.is_stopping(limit));
@@ -402,6 +426,10 @@ impl Control {
     fn handle_request(&mut self, client: Client, request: Request) -> Result<(), Reply> {
         if matches!(request, Request::Change { .. }) || Setting::of(&request).is_some() {
             return self.ask(Some(client), request);
+        }
+        if let Request::Stations { after } = request {
+            let page = self.directory.as_ref().map(|it| it.page(after));
+            return Err(Reply::Stations(page.unwrap_or_default()));
         }
         self.mail.order(Order::Request(client, request));
         Ok(())

@@ -43,12 +43,13 @@ impl Desk {
         request: Request,
     ) -> Reply {
         match request {
-            Request::Status {} | Request::Change { .. } => unreachable!("others answer them"),
+            Request::Status {} | Request::Change { .. } | Request::Stations { .. } => {
+                unreachable!("others answer them")
+            }
             Request::Flows { vm, from } => match vm.map(|vm| path.find_vm(&vm)).transpose() {
                 Ok(vm) => Reply::Flows(path.flow_page(now, from, vm)),
                 Err(reply) => reply,
             },
-            Request::Stations { after } => Reply::Stations(self.station_page(after)),
             Request::Flow { id } => match path.engine.flow(index(id)) {
                 Some(found) => Reply::Flow(Box::new(path.flow_info(now, found))),
                 None => no_such_flow(id),

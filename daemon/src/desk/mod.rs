@@ -8,29 +8,23 @@
 
 mod census;
 mod commands;
-mod directory;
-mod here;
 mod report;
 mod survey;
 
 use std::io;
-use std::sync::Arc;
 
 use nightporter_core::time::{Duration, Instant};
-use nightporter_registry::Registry;
 use nix::sys::epoll::Epoll;
 
 use crate::change::{Prepared, Running};
 use crate::charges;
 use crate::closer;
-use crate::config::Config;
 use crate::control::Interfaces;
 use crate::token::{Token, watch_for};
 use crate::worker::Others;
 use crate::worker::data_path::DataPath;
 use crate::worker::orders::{Order, Report, WorkerMail};
 use crate::worker::steps::{Opened, Step, Stepping};
-use directory::Directory;
 use survey::Survey;
 #[cfg(test)]
 pub(crate) use {census::FlowSums, survey::PORTS_PER_TURN};
@@ -58,9 +52,6 @@ pub(crate) struct Desk {
     survey: Survey,
     /// The step of a change that is being taken.
     stepping: Option<Stepping>,
-    /// The running configuration. `None`: there is none yet, as in tests.
-    config: Option<Arc<Config>>,
-    directory: Option<Directory>,
     /// Set once the daemon was told to stop.
     stop: Option<Stop>,
     stopped: bool,
@@ -74,8 +65,6 @@ impl Desk {
             control_ended: false,
             survey: Survey::default(),
             stepping: None,
-            config: None,
-            directory: None,
             stop: None,
             stopped: false,
         }
@@ -108,17 +97,6 @@ impl Desk {
     /// Control's thread has ended, by a mistake of ours.
     pub(crate) const fn has_lost_control(&self) -> bool {
         self.control_ended
-    }
-
-    /// Sets the registry, which is asked and told which station is where.
-    pub(crate) fn set_registry(
-        &mut self,
-        epoll: &Epoll,
-        registry: Box<dyn Registry>,
-    ) -> io::Result<()> {
-        watch_for(epoll, &registry.fd(), Token::Registry)?;
-        self.directory = Some(Directory::new(registry));
-        Ok(())
     }
 
     /// Reports to control.
@@ -163,9 +141,11 @@ impl Desk {
                     Some(id) => path.regain(now, epoll, id, *port),
                     None => closer::later(None, port), // it was removed meanwhile
                 },
-                Order::Running(config) => {
-                    self.config = Some(config);
-                    path.ports_changed = true;
+                Order::SetOverlays(overlays) => path.toe.set_overlays(now, overlays),
+                Order::SetPeers(vni, peers) => path.set_peers(vni, &peers),
+                Order::PlaceVm(name, place) => path.place_vm(&name, &place),
+                Order::TellStation { key, elsewhere, is_here } => {
+                    path.tell_station(key, elsewhere.as_deref(), is_here);
                 }
                 Order::Drain(limit) => {
                     // Guests get the bytes that they are owed, and then the daemon stops.
@@ -197,7 +177,6 @@ impl Desk {
             }
         }
         charges::set_max(prepared.target.config.charges_max());
-        self.config = Some(Arc::clone(&prepared.target.config));
         (prepared.target, failed)
     }
 
@@ -220,16 +199,25 @@ impl Desk {
         step: Step,
         opened: Opened,
     ) -> Result<(), String> {
-        match (&step, &mut self.directory) {
-            (Step::SetStations(list), Some(directory)) => directory.set_list(list.clone()),
-            (Step::RemoveVm(name), _) => {
-                path.ports.find(name).into_iter().for_each(|id| self.survey.census.forget(id));
-            }
-            _ => {}
+        if let Step::RemoveVm(name) = &step {
+            path.ports.find(name).into_iter().for_each(|id| self.survey.census.forget(id));
         }
         let gone = path.take_step(now, epoll, step, opened)?;
         gone.into_iter().for_each(|client| self.report(Report::End(client)));
         Ok(())
+    }
+
+    /// Reports VMs' links and listeners that have changed.
+    fn report_vms(&mut self, now: Instant, path: &mut DataPath) {
+        for (vm, (is_up, listeners)) in std::mem::take(&mut path.links) {
+            self.report(Report::Link { vm, is_up, listeners });
+        }
+        for port in path.toe.take_bulletins(now) {
+            let vm = path.ports.of(port).name.clone();
+            if !vm.is_empty() {
+                self.report(Report::Listeners(vm, path.toe.listeners_of(port)));
+            }
+        }
     }
 
     /// Ends a stop when nothing is owed any more, or the time is up.
@@ -249,7 +237,6 @@ impl Others for Desk {
     fn handle_event(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath, token: Token) {
         match token {
             Token::Mail => self.handle_orders(now, epoll, path),
-            Token::Registry => self.handle_registry(path),
             token => unreachable!("not the desk's: {token:?}"),
         }
     }
@@ -264,7 +251,7 @@ impl Others for Desk {
             self.go_on_surveying(now, path);
         }
         self.go_on_stepping(now, epoll, path);
-        self.tell_registry(now, path);
+        self.report_vms(now, path);
         self.look_whether_done(now, path);
     }
 
@@ -273,6 +260,6 @@ impl Others for Desk {
         let stop = self.stop.as_ref().map(|stop| stop.look_at);
         let goes_on = self.survey.goes_on() || self.stepping.is_some();
         let counts = goes_on.then_some(Instant::ZERO);
-        [stop, counts, self.claim_timeout()].into_iter().flatten().min()
+        [stop, counts].into_iter().flatten().min()
     }
 }

@@ -12,7 +12,6 @@ use nightporter_core::time::Instant;
 
 use super::Desk;
 use super::census::Census;
-use super::directory::Directory;
 use crate::port::Port;
 use crate::worker::data_path::DataPath;
 use crate::worker::orders::{Client, Report, WorkerStatus};
@@ -106,9 +105,9 @@ impl Desk {
             self.survey.stage = Stage::Looking(to, rows);
             return;
         }
-        let registry = self.directory.as_ref().map(Directory::status).unwrap_or_default();
+        let listener_changes = path.toe.listener_changes();
         let (fabric, is_stopping) = (path.toe.fabric_status(), self.stop.is_some());
-        let status = WorkerStatus { ports: rows, fabric, registry, is_stopping };
+        let status = WorkerStatus { ports: rows, fabric, listener_changes, is_stopping };
         let clients = std::mem::take(&mut self.survey.waiting);
         let for_scrapes = std::mem::take(&mut self.survey.for_scrapes);
         // Those who asked may have gone.

@@ -8,7 +8,7 @@
 
 mod probing;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -34,7 +34,6 @@ use super::paths::{Paths, SAID_MTU_MIN};
 use super::shared::{Filled, Seat, Shared, Sockets};
 
 use crate::config::OverlayConfig;
-use crate::config::overlay::{PEERS_MAX, may_be_peer};
 use crate::limits::{RECEIVE_BYTES, SEND_BYTES};
 use crate::sys;
 
@@ -60,10 +59,6 @@ pub struct OverlayPort {
     senders: Arc<[UdpSocket]>,
     /// The kernel's buffers of these sockets are smaller than they should be, and may get larger.
     pub(crate) has_small_buffers: bool,
-    /// Hosts of a registry, which are not configured.
-    registered: Vec<SocketAddr>,
-    /// How many of them are no peers, for lack of room.
-    left_out: usize,
     peers: Vec<SockaddrStorage>,
     paths: Paths,
     inbox: Inbox,
@@ -169,8 +164,6 @@ impl OverlayPort {
             seat,
             senders: senders.into(),
             has_small_buffers: false,
-            registered: Vec::new(),
-            left_out: 0,
             peers: config.peers.iter().map(|&peer| peer.into()).collect(),
             paths: Paths::new(config.peers.len()),
             config: config.clone(),
@@ -214,67 +207,20 @@ impl OverlayPort {
         self.drops[reason as usize] + lost
     }
 
-    /// Other peers and another MTU from now on; the rest of `config` is as it was.
+    /// Another MTU from now on; peers come by [`Self::set_peers`], and the rest of `config` is as
+    /// it was.
     pub fn set(&mut self, config: &OverlayConfig) {
-        let before = self.all_peers();
         self.config = config.clone();
-        self.change_peers(&before);
         self.overlay.set_mtu(config.mtu);
     }
 
-    /// Sets the hosts of a registry, besides those of the configuration. When there are too many,
-    /// those that are peers stay. Returns the addresses of those that became peers or are peers no
-    /// longer: their stations have to be told again.
-    #[must_use]
-    pub fn set_registered(&mut self, mut hosts: Vec<SocketAddr>) -> BTreeSet<IpAddr> {
-        let before = self.all_peers();
-        hosts.retain(|host| {
-            let may_be = may_be_peer(self.config.local, *host);
-            if !may_be && host.ip() != self.config.local.ip() {
-                let port = &self.config.name;
-                tracing::debug!(%port, %host, "the registry has a host that cannot be a peer");
-            }
-            may_be
-        });
-        hosts.sort_by_key(|host| before.iter().all(|peer| peer.ip() != host.ip()));
-        self.registered = hosts;
-        self.change_peers(&before);
-        self.look_for_room();
-        let ips = |hosts: &[SocketAddr]| hosts.iter().map(SocketAddr::ip).collect::<BTreeSet<_>>();
-        &ips(&before) ^ &ips(&self.all_peers())
-    }
-
-    fn look_for_room(&mut self) {
-        let left_out = self.known_hosts().count().saturating_sub(PEERS_MAX);
-        if std::mem::replace(&mut self.left_out, left_out) == 0 && left_out > 0 {
-            let name = &self.config.name;
-            tracing::warn!(
-                port = %name, left_out,
-                "an overlay has {PEERS_MAX} peers at most: nothing goes to and comes from the \
-                 other hosts\n    fix: divide the hosts among several overlays"
-            );
-        }
-    }
-
-    /// Those that are spoken with.
-    fn all_peers(&self) -> Vec<SocketAddr> {
-        self.known_hosts().take(PEERS_MAX).collect()
-    }
-
-    /// Those of the configuration, then others.
-    fn known_hosts(&self) -> impl Iterator<Item = SocketAddr> {
-        let Self { config, registered, .. } = self;
-        let is_new =
-            move |host: &&SocketAddr| config.peers.iter().all(|peer| peer.ip() != host.ip());
-        config.peers.iter().chain(registered.iter().filter(is_new)).copied()
-    }
-
-    fn change_peers(&mut self, before: &[SocketAddr]) {
-        let now = self.all_peers();
-        if now != before {
-            self.overlay.set_peers(&now.iter().map(SocketAddr::ip).collect::<Vec<_>>());
-            self.peers = now.into_iter().map(SockaddrStorage::from).collect();
-            self.paths = Paths::new(self.peers.len()); // their places may be others now
+    /// Other peers from now on: those of the configuration, and hosts of a registry.
+    pub fn set_peers(&mut self, peers: &[SocketAddr]) {
+        let now: Vec<_> = peers.iter().map(|&peer| SockaddrStorage::from(peer)).collect();
+        if now != self.peers {
+            self.overlay.set_peers(&peers.iter().map(SocketAddr::ip).collect::<Vec<_>>());
+            self.peers = now;
+            self.paths = Paths::new(peers.len()); // their places may be others now
             self.inbox.left = 0..0; // from a peer that may have another place now
         }
     }
@@ -290,15 +236,10 @@ impl OverlayPort {
         is_told
     }
 
-    /// The station of this host behind `port` has these addresses from now on (`is_here`), or no
-    /// longer: requests for them are not answered.
-    pub fn set_own_ips(&mut self, port: PortId, ips: &[IpAddr], is_here: bool) {
-        self.overlay.set_own_ips(port, ips, is_here);
-    }
-
-    /// From now on no station of this host has an address.
-    pub fn forget_own_ips(&mut self) {
-        self.overlay.forget_own_ips();
+    /// The station of this host behind `port` has these addresses from now on, and no others:
+    /// requests for them are not answered.
+    pub fn set_own_ips(&mut self, port: PortId, ips: &[IpAddr]) {
+        self.overlay.set_own_ips(port, ips);
     }
 
     /// The station `mac` is on this host, and nowhere else.
@@ -580,22 +521,6 @@ mod tests {
     }
 
     #[test]
-    fn news_of_a_host_are_of_its_stations_alone() {
-        let (mut port, _peer) = port_and_peer(3);
-        let host = |last: u8| SocketAddr::from(([127, 0, 3, last], 4789));
-        let strangers = ["192.0.2.1:0", "224.0.0.1:4789", "127.0.3.9:50000"];
-        let mut news = |last: &[u8]| {
-            let strangers = strangers.iter().map(|it| it.parse().unwrap());
-            port.set_registered(last.iter().map(|n| host(*n)).chain(strangers).collect())
-        };
-        let of = |last: &[u8]| last.iter().map(|n| host(*n).ip()).collect::<BTreeSet<_>>();
-        assert_eq!(news(&[1, 2, 3]), of(&[3]), "not this host, nor who was a peer");
-        assert_eq!(news(&[3]), of(&[]));
-        assert_eq!(news(&[4, 3]), of(&[4]));
-        assert_eq!(news(&[]), of(&[3, 4]));
-    }
-
-    #[test]
     fn bad_datagrams_between_good_ones_are_as_many_in_a_turn_as_they_are_alone() {
         let (mut port, peer) = port_and_peer(1);
         let frame = [&[2; 12][..], &[0x88, 0xb5], &[0; 40]].concat(); // "local experimental"
@@ -659,12 +584,12 @@ mod tests {
     fn a_frame_that_goes_to_no_peer_is_dropped() {
         let (mut port, peer) = port_and_peer(5);
         let frame = [&[0xff; 6][..], &[2; 6], &[0x88, 0xb5], &[0; 40]].concat();
-        let mut send = |peers| {
-            port.set(&OverlayConfig { peers, ..port.config.clone() });
+        let mut send = |peers: &[SocketAddr]| {
+            port.set_peers(peers);
             port.send(Instant::from_secs(1), &VirtioNetHdr::default(), &[&frame])
         };
-        assert_eq!(send(vec![]), Sent::Dropped(DropReason::PortDown));
-        assert_eq!(send(vec![peer.local_addr().unwrap()]), Sent::Done);
+        assert_eq!(send(&[]), Sent::Dropped(DropReason::PortDown));
+        assert_eq!(send(&[peer.local_addr().unwrap()]), Sent::Done);
     }
 
     #[test]
@@ -672,7 +597,8 @@ mod tests {
         let (mut port, _peer) = port_and_peer(6);
         let peers = [2, 3, 4].map(|last| SocketAddr::from(([127, 0, 6, last], 4789)));
         // The loopback takes 64 KiB less the headers: every path is narrower than this.
-        port.set(&OverlayConfig { peers: peers.into(), mtu: u16::MAX, ..port.config.clone() });
+        port.set(&OverlayConfig { mtu: u16::MAX, ..port.config.clone() });
+        port.set_peers(&peers);
         let now = Instant::from_secs(1);
         let mtus =
             |port: &OverlayPort| [0, 1, 2].map(|n| port.overlay.mtu(now, To::Peer(PeerId(n))));

@@ -63,7 +63,7 @@ pub use fabric::{Heard, SealedReader, StreamReader};
 use kept::KeptBytes;
 pub use rules::Member;
 use rules::Rules;
-pub(crate) use rules::toe_of;
+pub(crate) use rules::{Overlays, toe_of};
 pub(crate) use trust::ProofDoors;
 pub use trust::rehearsal as trust_rehearsal;
 pub(crate) use ucx::Worker as UcxWorker;

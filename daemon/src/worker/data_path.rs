@@ -1,6 +1,6 @@
 //! The data path: the engine, its turns and its ports. The work between turns (`desk`) calls it.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::num::NonZeroU64;
 
@@ -8,6 +8,7 @@ use nightporter_core::engine::{AddPortError, Direction, Engine};
 use nightporter_core::port::{PortConfig, PortFeatures, PortId};
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::turn::{Turn, TurnConfig};
+use nightporter_registry::Listeners;
 use nix::sys::epoll::Epoll;
 
 use super::guests::Announcement;
@@ -49,10 +50,10 @@ pub(crate) struct DataPath {
     pub(super) announcements: VecDeque<Announcement>,
     /// `faults::count` when ports were last looked at for it.
     pub(super) faults_seen: u64,
-    /// Ports came, went or changed: the registry's reporter looks at all of them again.
-    pub(crate) ports_changed: bool,
-    /// Ports of VMs whose link may have changed since the reporter looked.
-    pub(crate) links_changed: BTreeSet<PortId>,
+    /// The ports of open overlays, by the numbers of these.
+    pub(super) overlays: BTreeMap<u32, PortId>,
+    /// The links of VMs that have changed since control was told, and their listeners.
+    pub(crate) links: BTreeMap<String, (bool, Option<Listeners>)>,
 }
 
 impl DataPath {
@@ -71,8 +72,8 @@ impl DataPath {
             front_ends: VecDeque::new(),
             announcements: VecDeque::new(),
             faults_seen: 0,
-            ports_changed: true,
-            links_changed: BTreeSet::new(),
+            overlays: BTreeMap::new(),
+            links: BTreeMap::new(),
         }
     }
 
@@ -98,7 +99,7 @@ impl DataPath {
             // The kernel's half of a tap takes everything, and an overlay cuts long segments.
             self.turn.set_features(now, &mut self.engine, id, Some(PortFeatures::ALL));
         }
-        self.ports_changed = true;
+        self.look_for_overlays();
         self.handle_guest_events(now, epoll, id);
         Ok(id)
     }
@@ -153,7 +154,8 @@ impl DataPath {
         if let Port::Overlay(overlay) = &port {
             let _ = epoll.delete(overlay.bell());
         }
-        self.ports_changed = true;
+        self.look_for_overlays();
+        self.set_own_ips(id, 0, &[]);
         if let Port::Uplink(tap) = port {
             closer::later(None, tap); // an interface that goes with it takes its time
         }
@@ -235,7 +237,7 @@ impl DataPath {
         }
         let at = self.ports.of_mut(id);
         tracing::info!(port = %at.name, "the port is there again");
-        self.ports_changed = true; // an overlay knows nothing yet
+        self.look_for_overlays();
         self.turn.set_features(now, &mut self.engine, id, Some(PortFeatures::ALL));
     }
 

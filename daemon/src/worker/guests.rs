@@ -123,7 +123,9 @@ impl DataPath {
                         tracing::info!(vm, up = features.is_some(), "link");
                     }
                     self.turn.set_features(now, &mut self.engine, port, features);
-                    self.links_changed.insert(port);
+                    let listeners = features.and_then(|_| self.toe.listeners_of(port));
+                    let name = self.ports.of(port).name.clone();
+                    self.links.insert(name, (features.is_some(), listeners));
                 }
                 Event::RingStarted(_) => self.turn.wake(port),
                 Event::Connected => self.booster.set_vmm(port, guest.port.vmm()),

@@ -12,6 +12,7 @@ pub(crate) mod orders;
 mod polling;
 pub(crate) mod ports;
 mod sockets;
+mod stations;
 pub mod steps;
 pub(crate) mod watch;
 
@@ -158,10 +159,9 @@ impl Worker {
             Token::Ucx => {} // in the turn that follows
             Token::BoosterListener => path.booster.accept(epoll),
             Token::Booster => path.booster.hear(epoll),
-            Token::Mail | Token::Registry => {
-                others.handle_event(now, epoll, path, token);
-            }
+            Token::Mail => others.handle_event(now, epoll, path, token),
             Token::Signal
+            | Token::Registry
             | Token::Links
             | Token::Broker
             | Token::ControlListener

@@ -3,17 +3,18 @@
 //! subject (`nightporter_registry::mail`).
 
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 
-use nightporter_api::{FabricStatus, PortStatus, RegistryStatus, Reply, Request};
+use nightporter_api::{FabricStatus, PortStatus, Reply, Request, StationKey};
 use nightporter_core::store::arena::ArenaSize;
 use nightporter_core::time::Duration;
 use nightporter_registry::mail::{Bell, Gone, Inbox, Outbox, mail};
+use nightporter_registry::{Listeners, Station};
 
 use super::steps::{Opened, Step};
-use crate::config::Config;
 use crate::port::Port;
+use crate::toe::Overlays;
 
 /// A client of control, by a number that no other has had.
 pub(crate) type Client = u64;
@@ -39,12 +40,30 @@ pub(crate) enum Order {
     Lose(String),
     /// The uplink or overlay with this name is there again.
     Regain(String, Box<Port>),
-    /// The running configuration has changed.
-    Running(Arc<Config>),
+    /// The overlays of networks have changed.
+    SetOverlays(Overlays),
+    /// The peers of the overlay with this number have changed.
+    SetPeers(u32, Vec<SocketAddr>),
+    /// The place of the VM with this name on its overlay has changed.
+    PlaceVm(String, VmPlace),
+    /// A station has another place: that on another host, as the registry knows it, and whether
+    /// this host holds it.
+    TellStation { key: StationKey, elsewhere: Option<Box<Station>>, is_here: bool },
     /// Stop when nothing is owed any more, or after this time.
     Drain(Duration),
     /// Stop at once.
     Stop,
+}
+
+/// The place of a VM of this host.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub(crate) struct VmPlace {
+    /// The number of its overlay.
+    pub(crate) vni: u32,
+    /// The addresses for which it answers there.
+    pub(crate) ips: Vec<IpAddr>,
+    /// It lives on another host.
+    pub(crate) is_away: bool,
 }
 
 /// A report of the worker's thread.
@@ -63,6 +82,10 @@ pub(crate) enum Report {
     /// The interface with this number, of the uplink with this name, has gone; or an uplink or
     /// overlay that was opened again could not be taken.
     Lost(String, u32),
+    /// The link of the VM with this name is up or down now; its listeners, if others may be told.
+    Link { vm: String, is_up: bool, listeners: Option<Listeners> },
+    /// The registry is to be told of the listeners of the VM with this name.
+    Listeners(String, Option<Listeners>),
     /// A step was taken; errors should not occur.
     Step(Result<(), String>),
 }
@@ -73,12 +96,14 @@ pub(crate) struct WorkerStatus {
     pub(crate) ports: Vec<PortStatus>,
     /// Sockets over the host's own network, if there are any.
     pub(crate) fabric: Option<FabricStatus>,
-    pub(crate) registry: RegistryStatus,
+    /// How often VMs' listeners have changed.
+    pub(crate) listener_changes: u64,
     pub(crate) is_stopping: bool,
 }
 
 /// The subject of an order or report. There is one word at a time about each, or the later one is
-/// enough.
+/// enough. Of words that wait for room the first subject's goes first: an overlay before its peers,
+/// and peers before their stations, which may be many.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 enum Subject {
     Survey,
@@ -94,8 +119,12 @@ enum Subject {
     Step,
     /// An uplink or overlay, after the step by which it came.
     Interface(String),
-    Running,
     Stop,
+    Overlays,
+    Peers(u32),
+    Vm(String),
+    Listeners(String),
+    Station(StationKey),
 }
 
 /// The worker's end of the mail.
@@ -157,6 +186,8 @@ impl WorkerMail {
             Report::End(client) => Subject::End(*client),
             Report::Pages(_) => Subject::Pages,
             Report::Lost(name, _) => Subject::Interface(name.clone()),
+            Report::Link { vm, .. } => Subject::Vm(vm.clone()),
+            Report::Listeners(vm, _) => Subject::Listeners(vm.clone()),
             Report::Step(_) => Subject::Step,
         };
         self.0.outbox.post(subject, report);
@@ -177,6 +208,16 @@ impl ControlMail {
     /// The next report, if there is one. Errors: the worker's end is gone.
     pub(crate) fn take(&mut self) -> Result<Option<Report>, Gone> {
         self.0.take()
+    }
+
+    /// Orders that wait for room.
+    pub(crate) fn waiting(&self) -> usize {
+        self.0.outbox.waiting()
+    }
+
+    /// The port of the VM with this name goes: an order about its place that waits is void.
+    pub(crate) fn forget_vm(&mut self, vm: &str) {
+        let _ = self.0.outbox.take_back(&Subject::Vm(vm.to_owned()));
     }
 
     /// The client has gone. The worker need not know of one whose request it never had: `false`.
@@ -200,7 +241,10 @@ impl ControlMail {
             Order::Resize(_) => Subject::Resize,
             Order::Step(_) => Subject::Step,
             Order::Lose(name) | Order::Regain(name, _) => Subject::Interface(name.clone()),
-            Order::Running(_) => Subject::Running,
+            Order::SetOverlays(_) => Subject::Overlays,
+            Order::SetPeers(vni, _) => Subject::Peers(*vni),
+            Order::PlaceVm(vm, _) => Subject::Vm(vm.clone()),
+            Order::TellStation { key, .. } => Subject::Station(*key),
             Order::Drain(_) | Order::Stop => Subject::Stop,
         };
         self.0.outbox.post(subject, order);

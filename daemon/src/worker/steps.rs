@@ -124,7 +124,6 @@ impl DataPath {
     ) -> Result<Vec<Client>, String> {
         let (path, opened) = (self, &mut opened);
         path.heartbeats.handle_change();
-        path.ports_changed = true;
         let port = |path: &Self, name: &str| {
             path.ports.find(name).ok_or_else(|| format!("there is no port {name}"))
         };
@@ -135,7 +134,7 @@ impl DataPath {
                 return Ok(path.ports.watchers.remove_port(id));
             }
             Step::SetToeRules(rules) => path.toe.set_rules(rules),
-            Step::SetStations(_) | Step::SetDrainTimeout(_) => {} // others have it
+            Step::SetStations(_) | Step::SetDrainTimeout(_) => {} // control's
             Step::SetVm(both) => set_vm(now, epoll, path, opened, &both.0, &both.1)?,
             Step::SetOverlay(overlay) => {
                 let id = port(path, &overlay.name)?;
