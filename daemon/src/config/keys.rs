@@ -3,10 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
-use std::path::{Path, PathBuf};
 
 use super::reader::human_bytes;
-use super::{Config, DaemonConfig, Problems, UplinkConfig, VmConfig, parse};
+use super::{Config, Problems, UplinkConfig, VmConfig, parse};
 
 /// Keys of one table, and their values as TOML has them; `None` is not given.
 pub type Keys = Vec<(&'static str, Option<String>)>;
@@ -36,14 +35,6 @@ pub(super) fn quoted(value: impl Display) -> String {
     text + "\""
 }
 
-pub(super) fn path(path: &Path) -> Option<String> {
-    Some(quoted(path.display()))
-}
-
-fn list(paths: &[PathBuf]) -> String {
-    strings(paths.iter().map(|path| path.display()))
-}
-
 pub(super) fn strings(list: impl IntoIterator<Item: Display>) -> String {
     format!("[{}]", list.into_iter().map(quoted).collect::<Vec<_>>().join(", "))
 }
@@ -52,51 +43,12 @@ pub(super) fn plain(value: impl Display) -> Option<String> {
     Some(value.to_string())
 }
 
-pub(super) fn mac(mac: [u8; 6]) -> String {
-    quoted(mac.map(|byte| format!("{byte:02x}")).join(":"))
-}
-
-pub(super) fn ips(ips: &[std::net::IpAddr]) -> String {
-    strings(ips)
-}
-
-impl DaemonConfig {
-    /// All keys of `[daemon]`.
-    #[must_use]
-    pub fn keys(&self) -> Keys {
-        vec![
-            ("control", path(&self.control)),
-            ("metrics", Some(self.metrics.map_or_else(|| quoted("off"), quoted))),
-            ("metrics_allow_remote", plain(self.metrics_allow_remote)),
-            ("arena", path(&self.arena)),
-            ("socket_user", self.socket_user.as_ref().map(quoted)),
-            ("socket_group", self.socket_group.as_ref().map(quoted)),
-            ("socket_dirs", (!self.socket_dirs.is_empty()).then(|| list(&self.socket_dirs))),
-            ("bridges", (!self.bridges.is_empty()).then(|| strings(&self.bridges))),
-            ("busy_poll_us", plain(self.busy_poll_us)),
-            ("cpu", self.cpu.map(|cpu| cpu.to_string())),
-            ("rt_priority", plain(self.rt_priority)),
-            ("log", Some(quoted(&self.log))),
-            ("drain_timeout_s", plain(self.drain_timeout_s)),
-        ]
-    }
+/// Bytes as an operator writes them.
+pub(super) fn size(bytes: u64) -> Option<String> {
+    Some(quoted(human_bytes(bytes)))
 }
 
 impl UplinkConfig {
-    /// All keys of an `[[uplink]]`.
-    #[must_use]
-    pub fn keys(&self) -> Keys {
-        let tap = self.kind == super::UplinkKind::Tap;
-        vec![
-            ("name", Some(quoted(&self.name))),
-            ("network", self.network.as_ref().map(quoted)),
-            ("kind", Some(quoted(self.kind.label()))),
-            ("ifname", Some(quoted(&self.ifname))),
-            ("create", tap.then(|| self.create.to_string())),
-            ("bridge", self.bridge.as_ref().map(quoted)),
-        ]
-    }
-
     /// The uplink `name` with these keys.
     ///
     /// # Errors
@@ -107,47 +59,6 @@ impl UplinkConfig {
 }
 
 impl VmConfig {
-    /// All keys of a `[[vm]]`.
-    #[must_use]
-    pub fn keys(&self) -> Keys {
-        vec![
-            ("name", Some(quoted(&self.name))),
-            ("network", self.network.as_ref().map(quoted)),
-            ("socket", path(&self.socket)),
-            ("socket_user", self.socket_user.as_ref().map(quoted)),
-            ("socket_group", self.socket_group.as_ref().map(quoted)),
-            ("mac", self.mac.map(mac)),
-            ("ips", self.ips.as_deref().map(ips)),
-            ("vlan", self.vlan.map(|vlan| vlan.to_string())),
-            ("trunk", self.trunk.as_ref().map(|trunk| format!("{trunk:?}"))),
-            ("isolated", plain(self.isolated)),
-            ("trusted", plain(self.trusted)),
-            ("mtu", plain(self.mtu)),
-            ("queue_pairs", plain(self.queue_pairs)),
-            ("allow_unsealed_memory", plain(self.allow_unsealed_memory)),
-            ("memory_max", self.memory_max.map(|bytes| quoted(human_bytes(bytes)))),
-            ("ack_offload", plain(self.ack_offload)),
-            ("local", Some(quoted(self.local.label()))),
-            ("guest_ttl", self.guest_ttl.map(|ttl| ttl.to_string())),
-            ("congestion_offload", plain(self.congestion_offload)),
-            ("congestion_control", Some(quoted(self.congestion_control.label()))),
-            ("toe", plain(self.toe)),
-            ("toe_to_itself", plain(self.toe_to_itself)),
-            ("boost", self.boost.map(|budget| quoted(super::boost::shown_as(budget)))),
-            ("vcpu_cgroup", self.vcpu_cgroup.as_ref().map(quoted)),
-            (
-                "rate_limit_from_guest_mbit_s",
-                self.rate_limit_from_guest_mbit_s.map(|limit| limit.to_string()),
-            ),
-            (
-                "rate_limit_to_guest_mbit_s",
-                self.rate_limit_to_guest_mbit_s.map(|limit| limit.to_string()),
-            ),
-            ("budget", Some(quoted(human_bytes(self.budget)))),
-            ("flows_max", plain(self.flows_max)),
-        ]
-    }
-
     /// The keys that differ from `default`, which are the keys of another VM, and the two whose
     /// default depends on the VM.
     fn given(&self, default: &Keys) -> Keys {

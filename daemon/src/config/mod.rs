@@ -13,6 +13,7 @@ pub mod reader;
 pub mod registry;
 pub(crate) mod registry_files;
 pub mod station;
+mod table;
 pub mod toe;
 mod toe_rule;
 pub(crate) mod warnings;
@@ -25,7 +26,7 @@ use nightporter_boost::protocol::Budget;
 use nightporter_core::congestion::Algorithm;
 use nightporter_core::limits::{
     BACKLOGS_BYTES_MAX, FLOW_BUFFER_MIN, FLOW_BYTES_IDLE, FLOW_RECORD_BYTES, FLOWS_MAX,
-    SENDER_MEMORY_BYTES, toe_bytes_max,
+    FLOWS_PER_VM, SENDER_MEMORY_BYTES, VM_BUDGET, toe_bytes_max,
 };
 use nightporter_core::port::Local;
 use nightporter_registry::Station;
@@ -36,6 +37,14 @@ pub use reader::{Problem, Problems};
 pub use registry::RegistryConfig;
 pub use toe::{FabricKind, ToeConfig};
 pub use toe_rule::ToeRule;
+
+use keys::{quoted, size};
+use parse::{
+    Unique, algorithm, cgroup, create, ifname, ifnames, ips, local, log, mac, metrics, name,
+    network, path, paths, port_name, rate_limit, socket_path, trunk, uplink_kind, vlan,
+};
+use reader::{bytes, integer};
+use table::table;
 
 use crate::limits::{RECEIVE_BYTES, REGIONS_MAX, SEALED_BYTES_MAX, arrived_bytes_max};
 use crate::spans;
@@ -48,6 +57,14 @@ const OWN_BYTES: u64 = 64 << 20;
 /// The further memory of a connection with bytes in the store, where each has [`FLOW_BUFFER_MIN`]:
 /// bytes out of order, and the state for sending for its guest.
 const BUSY_FLOW_BYTES: u64 = 4096;
+
+/// The fix for a wrong path of a socket.
+const SOCKET_FIX: &str = "give an absolute path of at most 107 bytes";
+/// The fix for a wrong owner or group of sockets.
+const USER_FIX: &str = "give the name of a user, as in \"libvirt-qemu\"";
+const GROUP_FIX: &str = "give the name of a group, as in \"kvm\"";
+/// The fix for a wrong rate limit.
+const RATE_FIX: &str = "give Mbit/s, or leave it out for no limit";
 
 /// A whole, consistent configuration: names, sockets and MACs are unique, sizes are in range.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -70,75 +87,96 @@ pub struct Config {
     pub vms: Vec<VmConfig>,
 }
 
-/// `[daemon]`: the process as a whole.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct DaemonConfig {
-    /// UNIX socket the `nightporter` tool talks to; made with mode 0600.
-    /// Default `/run/nightporter/control.sock`. At most 107 bytes (`sun_path`).
-    pub control: PathBuf,
-    /// Address and port that serve Prometheus metrics over HTTP, or `"off"`.
-    /// Default `127.0.0.1:9469`. A scrape costs the worker a look at every tracked connection; it
-    /// makes a new answer at most twice a second.
-    pub metrics: Option<SocketAddr>,
-    /// Allow `metrics` on an address that is not loopback. Default `false`: the endpoint has no
-    /// authentication and names every VM.
-    pub metrics_allow_remote: bool,
-    /// The file of the store: bytes acknowledged to remotes that guests have not acknowledged yet.
-    /// Default `/run/nightporter/arena`. It must be on a tmpfs; on a disk every write-back would
-    /// stall the worker. Size: the sum of all `vm.budget`, plus the flow tables; allocated in full
-    /// at start, so that running out of memory is a start-up error and never a crash. A restarted
-    /// daemon needs the same file to know its predecessor's promises.
-    pub arena: PathBuf,
-    /// Owner of the vhost-user sockets, so that a VMM that is not root can connect.
-    /// Default: the daemon's own user. With it or with `socket_group` the mode is 0660, else 0600.
-    pub socket_user: Option<String>,
-    /// Group of the vhost-user sockets. Default: the daemon's own group.
-    pub socket_group: Option<String>,
-    /// Directories in which VMs that come while the daemon runs may have their sockets, besides
-    /// those of `control`, `arena` and the VMs of the file. Default: none.
-    pub socket_dirs: Vec<PathBuf>,
-    /// Bridges into which `nightporter uplink add` may put taps, which are new. Default: none. A
-    /// change takes effect as soon as it is in the file.
-    pub bridges: Vec<String>,
-    /// Microseconds the worker keeps looking for work before it sleeps. Default 0 (sleep at once).
-    /// It costs that much CPU after every burst and saves the wake-up (5 to 50 us) of frames that
-    /// come within that time. The worker offers its core to others at every look, and does without
-    /// polling for a while when another thread takes it. 1,000,000 keeps an idle core busy.
-    pub busy_poll_us: u64,
-    /// The core the worker is pinned to. Default: none, the kernel's scheduler decides. Give it a
-    /// core the guests' vCPU threads do not use: the daemon acknowledges *while they wait*.
-    pub cpu: Option<usize>,
-    /// `SCHED_FIFO` priority of the worker, 1 to 99; 0 (default) is normal scheduling. Needed only
-    /// where the worker must share a core with guests that run at a real-time priority; then
-    /// choose one above theirs. With `busy_poll_us` too, everything below it on that core starves.
-    pub rt_priority: u8,
-    /// The log level, in `tracing` syntax: `error`, `warn`, `info` (default), `debug`, `trace`, or
-    /// per module, as in `info,nightporterd::vhost=debug`. `debug` logs per vhost-user message,
-    /// nothing logs per frame.
-    pub log: String,
-    /// Seconds a stopping daemon waits for guests to take the bytes it holds for them, before it
-    /// exits anyway. Default 10. 0 exits at once, and remotes of undrained flows get resets when
-    /// the daemon starts again.
-    pub drain_timeout_s: u64,
+table! {
+    /// `[daemon]`: the process as a whole.
+    DaemonConfig(s) {
+        /// UNIX socket the `nightporter` tool talks to; made with mode 0600. Default
+        /// `/run/nightporter/control.sock`. At most 107 bytes (`sun_path`).
+        control: PathBuf = default(
+            PathBuf::from(RUN_DIR).join("control.sock"), socket_path, SOCKET_FIX);
+        /// Allow `metrics` on an address that is not loopback. Default `false`: the endpoint has no
+        /// authentication and names every VM.
+        metrics_allow_remote: bool = flag(false);
+        /// Address and port that serve Prometheus metrics over HTTP, or `"off"`. Default
+        /// `127.0.0.1:9469`. A scrape costs the worker a look at every tracked connection; it makes
+        /// a new answer at most twice a second.
+        metrics: Option<SocketAddr> = default(
+            Some(SocketAddr::from(([127, 0, 0, 1], 9469))),
+            |v| metrics(v, metrics_allow_remote),
+            "write ADDRESS:PORT as in \"127.0.0.1:9469\", or \"off\"; another address than \
+             loopback needs metrics_allow_remote = true"),
+            shown(|daemon| Some(daemon.metrics.map_or_else(|| quoted("off"), quoted)));
+        /// The file of the store: bytes acknowledged to remotes that guests have not acknowledged
+        /// yet. Default `/run/nightporter/arena`. It must be on a tmpfs; on a disk every write-back
+        /// would stall the worker. Size: the sum of all `vm.budget`, plus the flow tables;
+        /// allocated in full at start, so that running out of memory is a start-up error and never
+        /// a crash. A restarted daemon needs the same file to know its predecessor's promises.
+        arena: PathBuf = default(
+            PathBuf::from(RUN_DIR).join("arena"), path,
+            "give the absolute path of a file on a tmpfs");
+        /// Owner of the vhost-user sockets, so that a VMM that is not root can connect. Default:
+        /// the daemon's own user. With it or with `socket_group` the mode is 0660, else 0600.
+        socket_user: Option<String> = optional(name, USER_FIX);
+        /// Group of the vhost-user sockets. Default: the daemon's own group.
+        socket_group: Option<String> = optional(name, GROUP_FIX);
+        /// Directories in which VMs that come while the daemon runs may have their sockets, besides
+        /// those of `control`, `arena` and the VMs of the file. Default: none.
+        socket_dirs: Vec<PathBuf> = default(
+            Vec::new(), paths, "write a list of absolute paths, as in [\"/srv/vms\"]");
+        /// Bridges into which `nightporter uplink add` may put taps, which are new. Default: none.
+        /// A change takes effect as soon as it is in the file.
+        bridges: Vec<String> = default(
+            Vec::new(), ifnames, "write a list of names, as in [\"br0\"]");
+        /// Microseconds the worker keeps looking for work before it sleeps. Default 0 (sleep at
+        /// once). It costs that much CPU after every burst and saves the wake-up (5 to 50 us) of
+        /// frames that come within that time. The worker offers its core to others at every look,
+        /// and does without polling for a while when another thread takes it. 1,000,000 keeps an
+        /// idle core busy.
+        busy_poll_us: u64 = default(
+            0, integer(0..=1_000_000), "use 0 for none, 50 for low latency");
+        /// The core the worker is pinned to. Default: none, the kernel's scheduler decides. Give it
+        /// a core the guests' vCPU threads do not use: the daemon acknowledges *while they wait*.
+        cpu: Option<usize> = optional(
+            integer(0..=1023), "give the number of one core, or leave it out");
+        /// `SCHED_FIFO` priority of the worker, 1 to 99; 0 (default) is normal scheduling. Needed
+        /// only where the worker must share a core with guests that run at a real-time priority;
+        /// then choose one above theirs. With `busy_poll_us` too, everything below it on that core
+        /// starves.
+        rt_priority: u8 = default(0, integer(0..=99), "use 0 for normal scheduling, or 1 to 99");
+        /// The log level, in `tracing` syntax: `error`, `warn`, `info` (default), `debug`, `trace`,
+        /// or per module, as in `info,nightporterd::vhost=debug`. `debug` logs per vhost-user
+        /// message, nothing logs per frame.
+        log: String = default(
+            "info".into(), log, "use error, warn, info, debug or trace, or MODULE=LEVEL lists");
+        /// Seconds a stopping daemon waits for guests to take the bytes it holds for them, before
+        /// it exits anyway. Default 10. 0 exits at once, and remotes of undrained flows get resets
+        /// when the daemon starts again.
+        drain_timeout_s: u64 = default(10, integer(0..=3600), "give seconds; 10 is the default");
+    }
 }
 
-/// `[[uplink]]`: a way out of the host.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct UplinkConfig {
-    /// Unique name of the port, in metrics and in the CLI.
-    pub name: String,
-    /// The network that the port belongs to: frames go from port to port of one network and never
-    /// into another. Default: the one that has no name.
-    pub network: Option<String>,
-    /// `"tap"` or `"macvtap"`.
-    pub kind: UplinkKind,
-    /// The network interface: a tap (made if missing, see `create`) or an existing macvtap.
-    pub ifname: String,
-    /// Tap only. Make the interface if it does not exist, and bring it up. Default `true`. A tap
-    /// made so goes away with the daemon; an existing one (`ip tuntap add`) stays, with its MTU.
-    pub create: bool,
-    /// Tap only. Bridge that the interface is put into. Default: none. The bridge must exist.
-    pub bridge: Option<String>,
+table! {
+    /// `[[uplink]]`: a way out of the host.
+    UplinkConfig(s, unique: &mut Unique) {
+        /// Unique name of the port, in metrics and in the CLI.
+        name: String = by(port_name(s, unique));
+        /// The network that the port belongs to: frames go from port to port of one network and
+        /// never into another. Default: the one that has no name.
+        network: Option<String> = by(network(s));
+        /// `"tap"` or `"macvtap"`.
+        kind: UplinkKind = by(uplink_kind(s));
+        /// The network interface: a tap (made if missing, see `create`) or an existing macvtap.
+        ifname: String = required(
+            ifname, "give the interface's name, at most 15 bytes, as in \"np0\"");
+        /// Tap only. Make the interface if it does not exist, and bring it up. Default `true`. A
+        /// tap made so goes away with the daemon; an existing one (`ip tuntap add`) stays, with its
+        /// MTU.
+        create: bool = by(create(s, kind)),
+            shown(|it| (it.kind == UplinkKind::Tap).then(|| it.create.to_string()));
+        /// Tap only. Bridge that the interface is put into. Default: none. The bridge must exist.
+        bridge: Option<String> = optional(
+            parse::ifname, "give the name of an existing bridge, as in \"br0\"");
+    }
 }
 
 /// The kinds of uplinks.
@@ -161,101 +199,121 @@ impl UplinkKind {
     }
 }
 
-/// `[[vm]]`: a guest's network card.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct VmConfig {
-    /// Unique name of the port: in metrics, in the CLI, and the VM's identity across restarts of
-    /// the daemon, so do not reuse a name for another VM.
-    pub name: String,
-    /// The network that the port belongs to: frames go from port to port of one network and never
-    /// into another. Default: the one that has no name.
-    pub network: Option<String>,
-    /// vhost-user socket that the VMM connects to. Default `/run/nightporter/NAME.sock`.
-    pub socket: PathBuf,
-    /// Owner of its sockets. Default: as `[daemon]` has it.
-    pub socket_user: Option<String>,
-    /// Group of its sockets. Default: as `[daemon]` has it.
-    pub socket_group: Option<String>,
-    /// The only source MAC the guest may use; also told to the guest where the VMM asks for it.
-    /// Default: the first one it uses is learned, and no other is accepted.
-    pub mac: Option<[u8; 6]>,
-    /// The only source IP addresses the guest may use (IPv4, IPv6, in any mix), besides link-local
-    /// and unspecified ones, which need no list. Default: they are learned.
-    pub ips: Option<Vec<IpAddr>>,
-    /// The VLAN of the guest, which knows nothing of it: its frames have this tag behind its port,
-    /// and no other frames reach it. Default: none; 1 to 4094. Not with `trunk`.
-    pub vlan: Option<u16>,
-    /// The VLANs whose tagged frames the guest sends and gets, and no others. Default: all frames
-    /// pass as they are, tagged or not.
-    pub trunk: Option<Vec<u16>>,
-    /// The guest reaches no other VM of this daemon and none reaches it: only uplinks. Default
-    /// `false`.
-    pub isolated: bool,
-    /// The guest may use any MAC that is no other VM's, and others may be behind it: it is a
-    /// router, a bridge, or has guests of its own. Default `false`.
-    pub trusted: bool,
-    /// Largest IP packet, in bytes, offered to the guest as its MTU. Default 1500; 68 to 65535.
-    /// Above the uplink's own MTU, packets are lost on the way out.
-    pub mtu: u16,
-    /// Pairs of queues offered to the guest. Default 1, at most 8. One worker serves all of them,
-    /// so more than one helps only guests whose kernel needs a queue per vCPU.
-    pub queue_pairs: u16,
-    /// Take guest memory in files that can shrink (without F_SEAL_SHRINK). Default `false`. QEMU's
-    /// `memory-backend-memfd` is sealed; `memory-backend-file` and user-mode Linux are not.
-    pub allow_unsealed_memory: bool,
-    /// Bytes of guest memory that the VMM may share, with each of the VM's devices. Default: no
-    /// limit but that of addresses (2 TiB); 1M to 2048G. Formula: the guest's memory. Pages of it
-    /// that the daemon is the first to touch are charged to the daemon, also after the VMM has
-    /// shared other files instead. Too small: the VMM is refused, and the VM has no network. Too
-    /// large: a VMM that means harm can have so much charged to the daemon.
-    pub memory_max: Option<u64>,
-    /// Acknowledge TCP for this guest. Default `true`. `false` makes the port a plain switch port;
-    /// `nightporter offload on|off VM` changes it at run time for new connections.
-    pub ack_offload: bool,
-    /// Which connections end in the guest: `"auto"` (default), `"always"` or `"never"`. The others
-    /// end behind it, as with a router, and pass without the offload. `"auto"` finds out, by TTL,
-    /// source MAC and ICMP; `"never"` is for a router that hides it, `"always"` for a guest that
-    /// looks like one and is none. Cost of a wrong `"always"`: connections through it are slow.
-    pub local: Local,
-    /// The TTL (hop limit) of the guest's own packets, if it is none of 64, 128 and 255. Without it
-    /// the connections of such a guest pass.
-    pub guest_ttl: Option<u8>,
-    /// Send TCP for this guest: it hands over all its data, and the host sends it by a congestion
-    /// control of its own. Default `false`. Only for connections with ack offload. A guest gains by
-    /// it when it floods (`nightporter-guest flood on`); the host's heartbeat tells it that it may.
-    /// `nightporter congestion-offload on|off VM` changes it at run time.
-    pub congestion_offload: bool,
-    /// How the host sends for this guest: `"cubic"` (default) or `"reno"`.
-    pub congestion_control: Algorithm,
-    /// The guest has a socket device beside its network card: its sockets may go by the virtual
-    /// TOE. Default `false`. A second vhost-user socket is made for it, `NAME-toe.sock` beside
-    /// `socket`. Needs `ips`; not with `trunk`.
-    pub toe: bool,
-    /// Connections of the guest to its own addresses go by the virtual TOE, too. Default `false`:
-    /// its own stack is nearer.
-    pub toe_to_itself: bool,
-    /// CPU time for which the VM's vCPUs may be favoured while it is owed bytes, and the window:
-    /// `"15ms/90ms"`. Default: none, it is never boosted. Needs the program `nightporter-boost`,
-    /// and the worker on a core of its own or `daemon.rt_priority` of 2 or more. The VM pays it
-    /// back; see `docs/boost.md`.
-    pub boost: Option<Budget>,
-    /// The cgroup that has the VM's vCPU threads, below the mount point of the `cpu` controller.
-    /// Default: the threads are found by their names, as QEMU gives them with `debug-threads=on`.
-    pub vcpu_cgroup: Option<String>,
-    /// The most that the guest may send in a second, to the network and to other VMs, in Mbit (10^6
-    /// bits) of frames. Default: no limit; 1 to 100000. `nightporter rate-limit` changes it at run
-    /// time.
-    pub rate_limit_from_guest_mbit_s: Option<u32>,
-    /// Likewise, the most that may be sent to it.
-    pub rate_limit_to_guest_mbit_s: Option<u32>,
-    /// Bytes that may be held and promised for this guest together, over all its flows. Default
-    /// `64M`; 1M to 64G. Cost: that much memory, allocated at start. Formula: rate x the longest
-    /// wait for the CPU: 10 Gbit/s x 50 ms = 60M. Too small: flows beyond it run without the
-    /// offload, or in smaller windows. Too large: only memory is lost.
-    pub budget: u64,
-    /// Connections tracked for this guest. Default 16384; 16 to 1048576. Cost: at most 512 bytes
-    /// each, allocated at start. Connections beyond it pass through without the offload.
-    pub flows_max: u32,
+table! {
+    /// `[[vm]]`: a guest's network card.
+    VmConfig(s, unique: &mut Unique) {
+        /// Unique name of the port: in metrics, in the CLI, and the VM's identity across restarts
+        /// of the daemon, so do not reuse a name for another VM.
+        name: String = by(port_name(s, unique));
+        /// The network that the port belongs to: frames go from port to port of one network and
+        /// never into another. Default: the one that has no name.
+        network: Option<String> = by(network(s));
+        /// vhost-user socket that the VMM connects to. Default `/run/nightporter/NAME.sock`.
+        socket: PathBuf = default(
+            PathBuf::from(RUN_DIR).join(format!("{name}.sock")), socket_path, SOCKET_FIX);
+        /// Owner of its sockets. Default: as `[daemon]` has it.
+        socket_user: Option<String> = optional(parse::name, USER_FIX);
+        /// Group of its sockets. Default: as `[daemon]` has it.
+        socket_group: Option<String> = optional(parse::name, GROUP_FIX);
+        /// The only source MAC the guest may use; also told to the guest where the VMM asks for it.
+        /// Default: the first one it uses is learned, and no other is accepted.
+        mac: Option<[u8; 6]> = optional(
+            mac, "write six hex bytes of a unicast address, as in \"52:54:00:12:34:56\"");
+        /// The only source IP addresses the guest may use (IPv4, IPv6, in any mix), besides
+        /// link-local and unspecified ones, which need no list. Default: they are learned.
+        ips: Option<Vec<IpAddr>> = optional(
+            ips, "write a list, as in [\"192.0.2.7\", \"2001:db8::7\"]");
+        /// The VLAN of the guest, which knows nothing of it: its frames have this tag behind its
+        /// port, and no other frames reach it. Default: none; 1 to 4094. Not with `trunk`.
+        vlan: Option<u16> = optional(vlan, "give the number of one VLAN, 1 to 4094");
+        /// The VLANs whose tagged frames the guest sends and gets, and no others. Default: all
+        /// frames pass as they are, tagged or not.
+        trunk: Option<Vec<u16>> = optional(trunk, "write a list of VLANs, as in [10, 20]");
+        /// The guest reaches no other VM of this daemon and none reaches it: only uplinks. Default
+        /// `false`.
+        isolated: bool = flag(false);
+        /// The guest may use any MAC that is no other VM's, and others may be behind it: it is a
+        /// router, a bridge, or has guests of its own. Default `false`.
+        trusted: bool = flag(false);
+        /// Largest IP packet, in bytes, offered to the guest as its MTU. Default 1500; 68 to 65535.
+        /// Above the uplink's own MTU, packets are lost on the way out.
+        mtu: u16 = default(1500, integer(68..=65535), "use 1500, or the uplink's own MTU");
+        /// Pairs of queues offered to the guest. Default 1, at most 8. One worker serves all of
+        /// them, so more than one helps only guests whose kernel needs a queue per vCPU.
+        queue_pairs: u16 = default(
+            1, integer(1..=8), "use 1 unless the guest needs a queue per vCPU");
+        /// Take guest memory in files that can shrink (without F_SEAL_SHRINK). Default `false`.
+        /// QEMU's `memory-backend-memfd` is sealed; `memory-backend-file` and user-mode Linux are
+        /// not.
+        allow_unsealed_memory: bool = flag(false);
+        /// Bytes of guest memory that the VMM may share, with each of the VM's devices. Default: no
+        /// limit but that of addresses (2 TiB); 1M to 2048G. Formula: the guest's memory. Pages of
+        /// it that the daemon is the first to touch are charged to the daemon, also after the VMM
+        /// has shared other files instead. Too small: the VMM is refused, and the VM has no
+        /// network. Too large: a VMM that means harm can have so much charged to the daemon.
+        memory_max: Option<u64> = optional(
+            bytes(1 << 20..=spans::PORT_MAX), "write bytes, or a string as in \"4G\""),
+            shown(|vm| vm.memory_max.and_then(size));
+        /// Acknowledge TCP for this guest. Default `true`. `false` makes the port a plain switch
+        /// port; `nightporter offload on|off VM` changes it at run time for new connections.
+        ack_offload: bool = flag(true);
+        /// Which connections end in the guest: `"auto"` (default), `"always"` or `"never"`. The
+        /// others end behind it, as with a router, and pass without the offload. `"auto"` finds
+        /// out, by TTL, source MAC and ICMP; `"never"` is for a router that hides it, `"always"`
+        /// for a guest that looks like one and is none. Cost of a wrong `"always"`: connections
+        /// through it are slow.
+        local: Local = default(
+            Local::default(), local, "write \"auto\", \"always\" or \"never\"");
+        /// The TTL (hop limit) of the guest's own packets, if it is none of 64, 128 and 255.
+        /// Without it the connections of such a guest pass.
+        guest_ttl: Option<u8> = optional(
+            integer(1..=255), "give the TTL of the guest's packets, 1 to 255");
+        /// Send TCP for this guest: it hands over all its data, and the host sends it by a
+        /// congestion control of its own. Default `false`. Only for connections with ack offload. A
+        /// guest gains by it when it floods (`nightporter-guest flood on`); the host's heartbeat
+        /// tells it that it may. `nightporter congestion-offload on|off VM` changes it at run time.
+        congestion_offload: bool = flag(false);
+        /// How the host sends for this guest: `"cubic"` (default) or `"reno"`.
+        congestion_control: Algorithm = default(
+            Algorithm::default(), algorithm, "write \"cubic\" or \"reno\"");
+        /// The guest has a socket device beside its network card: its sockets may go by the virtual
+        /// TOE. Default `false`. A second vhost-user socket is made for it, `NAME-toe.sock` beside
+        /// `socket`. Needs `ips`; not with `trunk`.
+        toe: bool = flag(false);
+        /// Connections of the guest to its own addresses go by the virtual TOE, too. Default
+        /// `false`: its own stack is nearer.
+        toe_to_itself: bool = flag(false);
+        /// CPU time for which the VM's vCPUs may be favoured while it is owed bytes, and the
+        /// window: `"15ms/90ms"`. Default: none, it is never boosted. Needs the program
+        /// `nightporter-boost`, and the worker on a core of its own or `daemon.rt_priority` of 2 or
+        /// more. The VM pays it back; see `docs/boost.md`.
+        boost: Option<Budget> = optional(
+            boost::read, "write CPU time and window, as in \"15ms/90ms\"");
+        /// The cgroup that has the VM's vCPU threads, below the mount point of the `cpu`
+        /// controller. Default: the threads are found by their names, as QEMU gives them with
+        /// `debug-threads=on`.
+        vcpu_cgroup: Option<String> = optional(
+            cgroup,
+            "give its path below the mount point of the cpu controller, as in \
+             \"machine.slice/web1.scope/vcpu0\"");
+        /// The most that the guest may send in a second, to the network and to other VMs, in Mbit
+        /// (10^6 bits) of frames. Default: no limit; 1 to 100000. `nightporter rate-limit` changes
+        /// it at run time.
+        rate_limit_from_guest_mbit_s: Option<u32> = optional(rate_limit(), RATE_FIX);
+        /// Likewise, the most that may be sent to it.
+        rate_limit_to_guest_mbit_s: Option<u32> = optional(rate_limit(), RATE_FIX);
+        /// Bytes that may be held and promised for this guest together, over all its flows. Default
+        /// `64M`; 1M to 64G. Cost: that much memory, allocated at start. Formula: rate x the
+        /// longest wait for the CPU: 10 Gbit/s x 50 ms = 60M. Too small: flows beyond it run
+        /// without the offload, or in smaller windows. Too large: only memory is lost.
+        budget: u64 = default(
+            VM_BUDGET, bytes(1 << 20..=64 << 30), "write bytes, or a string as in \"64M\""),
+            shown(|vm| size(vm.budget));
+        /// Connections tracked for this guest. Default 16384; 16 to 1048576. Cost: at most 512
+        /// bytes each, allocated at start. Connections beyond it pass through without the offload.
+        flows_max: u32 = default(
+            FLOWS_PER_VM, integer(16..=1 << 20), "use 16384, or twice the connections you expect");
+    }
 }
 
 impl VmConfig {

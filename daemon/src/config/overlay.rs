@@ -9,6 +9,7 @@ use toml::de::DeValue;
 use super::keys::{Keys, plain, quoted};
 use super::parse::{Unique, network, port_name};
 use super::reader::{Section, integer, shown, string};
+use super::table::Shown as _;
 
 /// The smallest inner MTU: IPv6 requires it of every link (RFC 8200 section 5).
 pub const MTU_MIN: u16 = 1280;
@@ -48,13 +49,12 @@ impl OverlayConfig {
     /// All keys of an `[[overlay]]`.
     #[must_use]
     pub fn keys(&self) -> Keys {
-        let peers: Vec<_> = self.peers.iter().map(quoted).collect();
         vec![
             ("name", Some(quoted(&self.name))),
             ("network", self.network.as_ref().map(quoted)),
             ("vni", plain(self.vni)),
             ("local", Some(quoted(self.local))),
-            ("peers", (!peers.is_empty()).then(|| format!("[{}]", peers.join(", ")))),
+            ("peers", self.peers.shown()),
             ("mtu", plain(self.mtu)),
         ]
     }
@@ -72,7 +72,7 @@ pub(super) fn read(
     let vni_fix = "give the network's number, 1 to 16777215, the same on all hosts";
     let vni = s.require("vni", vni_fix, integer(1..=vxlan::VNI_MAX.into()));
     if let Some(vni) = vni {
-        unique.add("vni", vni.to_string(), &s);
+        unique.add("vni", u32::to_string(&vni), &s);
     }
     let local_fix = "give this host's address, as in \"192.0.2.1\" or \"192.0.2.1:4789\"";
     let local = s.require("local", local_fix, host);
@@ -105,8 +105,8 @@ pub(super) fn read(
     OverlayConfig {
         name,
         network,
-        vni: vni.and_then(|n| u32::try_from(n).ok()).unwrap_or(1),
-        mtu: mtu.and_then(|n| u16::try_from(n).ok()).unwrap_or(ETHERNET_MTU - overhead(local.ip())),
+        vni: vni.unwrap_or(1),
+        mtu: mtu.unwrap_or(ETHERNET_MTU - overhead(local.ip())),
         local,
         peers,
     }

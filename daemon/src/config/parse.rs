@@ -8,20 +8,17 @@ use std::path::{Path, PathBuf};
 
 use nightporter_api::RATE_LIMIT_MBIT_S_MAX;
 use nightporter_core::congestion::Algorithm;
-use nightporter_core::limits::{FLOWS_PER_VM, PAGE, VM_BUDGET};
+use nightporter_core::limits::PAGE;
 use nightporter_core::port::Local;
 use nightporter_registry::STATIONS_MAX;
 use toml::de::DeValue;
 
 use crate::limits::PLACES;
-use crate::spans;
 
-use super::reader::{
-    Document, Problems, Section, boolean, bytes, human_bytes, integer, shown, string,
-};
+use super::reader::{Document, Problems, Section, boolean, human_bytes, integer, shown, string};
 use super::{
-    Config, DaemonConfig, RUN_DIR, UplinkConfig, UplinkKind, VmConfig, boost, overlay, registry,
-    station, toe, toe_rule,
+    Config, DaemonConfig, UplinkConfig, UplinkKind, VmConfig, overlay, registry, station, toe,
+    toe_rule,
 };
 
 /// `sun_path` is 108 bytes with its terminator (unix(7)).
@@ -30,8 +27,6 @@ const SOCKET_PATH_BYTES_MAX: usize = 107;
 const IFNAME_BYTES_MAX: usize = 15;
 const NAME_BYTES_MAX: usize = 32;
 
-const MIB: u64 = 1 << 20;
-const GIB: u64 = 1 << 30;
 const STORE_BYTES_MAX: u64 = PLACES.pages as u64 * PAGE as u64;
 
 pub(super) fn config(
@@ -155,168 +150,41 @@ fn read(doc: &mut Document<'_>) -> Config {
 }
 
 fn daemon(mut s: Section<'_, '_>) -> DaemonConfig {
-    let allow_remote = "write metrics_allow_remote = true or false";
-    let metrics_allow_remote = s.get("metrics_allow_remote", allow_remote, boolean);
-    let metrics_allow_remote = metrics_allow_remote.unwrap_or(false);
-    let metrics_fix = "write ADDRESS:PORT as in \"127.0.0.1:9469\", or \"off\"; another address \
-                       than loopback needs metrics_allow_remote = true";
-    let metrics = s
-        .get("metrics", metrics_fix, |v| metrics(v, metrics_allow_remote))
-        .unwrap_or(Some(SocketAddr::from(([127, 0, 0, 1], 9469))));
-    let socket_fix = "give an absolute path of at most 107 bytes";
-    let config = DaemonConfig {
-        control: s
-            .get("control", socket_fix, socket_path)
-            .unwrap_or_else(|| PathBuf::from(RUN_DIR).join("control.sock")),
-        metrics,
-        metrics_allow_remote,
-        arena: s
-            .get("arena", "give the absolute path of a file on a tmpfs", path)
-            .unwrap_or_else(|| PathBuf::from(RUN_DIR).join("arena")),
-        socket_user: s.get("socket_user", USER_FIX, name),
-        socket_group: s.get("socket_group", GROUP_FIX, name),
-        socket_dirs: s
-            .get("socket_dirs", "write a list of absolute paths, as in [\"/srv/vms\"]", paths)
-            .unwrap_or_default(),
-        bridges: s
-            .get("bridges", "write a list of names, as in [\"br0\"]", ifnames)
-            .unwrap_or_default(),
-        busy_poll_us: s
-            .get("busy_poll_us", "use 0 for none, 50 for low latency", integer(0..=1_000_000))
-            .unwrap_or(0),
-        cpu: s
-            .get("cpu", "give the number of one core, or leave it out", integer(0..=1023))
-            .and_then(|n| usize::try_from(n).ok()),
-        rt_priority: s
-            .get("rt_priority", "use 0 for normal scheduling, or 1 to 99", integer(0..=99))
-            .and_then(|n| u8::try_from(n).ok())
-            .unwrap_or(0),
-        log: s
-            .get("log", "use error, warn, info, debug or trace, or MODULE=LEVEL lists", log)
-            .unwrap_or_else(|| "info".into()),
-        drain_timeout_s: s
-            .get("drain_timeout_s", "give seconds; 10 is the default", integer(0..=3600))
-            .unwrap_or(10),
-    };
+    let config = DaemonConfig::read(&mut s);
     s.finish();
     config
 }
 
-/// The fix for a wrong cgroup.
-const CGROUP_FIX: &str = "give its path below the mount point of the cpu controller, as in \
-                          \"machine.slice/web1.scope/vcpu0\"";
-/// The fix for a wrong owner or group of sockets.
-const USER_FIX: &str = "give the name of a user, as in \"libvirt-qemu\"";
-const GROUP_FIX: &str = "give the name of a group, as in \"kvm\"";
-
 fn uplink(mut s: Section<'_, '_>, unique: &mut Unique) -> UplinkConfig {
-    let name = port_name(&mut s, unique);
-    let network = network(&mut s);
-    let ifname_fix = "give the interface's name, at most 15 bytes, as in \"np0\"";
-    let ifname = s.require("ifname", ifname_fix, ifname).unwrap_or_default();
-    let kind_fix = "write kind = \"tap\" or kind = \"macvtap\"";
-    let kind = s.require("kind", kind_fix, uplink_kind);
-    let tap_only = "remove it: only a tap can be made or bridged by the daemon";
-    let create = s.get("create", "write create = true or false", boolean);
-    let bridge =
-        s.get("bridge", "give the name of an existing bridge, as in \"br0\"", self::ifname);
-    if kind == Some(UplinkKind::Macvtap) {
-        if create == Some(true) {
-            s.problem("create", "does not apply to a macvtap".into(), tap_only);
-        }
-        if bridge.is_some() {
-            s.problem("bridge", "does not apply to a macvtap".into(), tap_only);
-        }
+    let config = UplinkConfig::read(&mut s, unique);
+    if config.kind == UplinkKind::Macvtap && config.bridge.is_some() {
+        s.problem("bridge", "does not apply to a macvtap".into(), TAP_ONLY);
     }
-    unique.add("ifname", ifname.clone(), &s);
-    if let Some(bridge) = &bridge {
+    unique.add("ifname", config.ifname.clone(), &s);
+    if let Some(bridge) = &config.bridge {
         unique.add("bridge", bridge.clone(), &s);
     }
     s.finish();
-    let kind = kind.unwrap_or(UplinkKind::Tap);
-    UplinkConfig { name, network, kind, ifname, create: create.unwrap_or(true), bridge }
-}
-
-fn vm(mut s: Section<'_, '_>, unique: &mut Unique) -> VmConfig {
-    let name = port_name(&mut s, unique);
-    let config = VmConfig {
-        network: network(&mut s),
-        socket: s
-            .get("socket", "give an absolute path of at most 107 bytes", socket_path)
-            .unwrap_or_else(|| PathBuf::from(RUN_DIR).join(format!("{name}.sock"))),
-        name,
-        socket_user: s.get("socket_user", USER_FIX, self::name),
-        socket_group: s.get("socket_group", GROUP_FIX, self::name),
-        mac: s.get(
-            "mac",
-            "write six hex bytes of a unicast address, as in \"52:54:00:12:34:56\"",
-            mac,
-        ),
-        ips: s.get("ips", "write a list, as in [\"192.0.2.7\", \"2001:db8::7\"]", ips),
-        vlan: s.get("vlan", "give the number of one VLAN, 1 to 4094", vlan),
-        trunk: s.get("trunk", "write a list of VLANs, as in [10, 20]", trunk),
-        isolated: s.get("isolated", "write isolated = true or false", boolean).unwrap_or(false),
-        trusted: s.get("trusted", "write trusted = true or false", boolean).unwrap_or(false),
-        mtu: s
-            .get("mtu", "use 1500, or the uplink's own MTU", integer(68..=65535))
-            .and_then(|n| u16::try_from(n).ok())
-            .unwrap_or(1500),
-        queue_pairs: s
-            .get("queue_pairs", "use 1 unless the guest needs a queue per vCPU", integer(1..=8))
-            .and_then(|n| u16::try_from(n).ok())
-            .unwrap_or(1),
-        allow_unsealed_memory: s
-            .get("allow_unsealed_memory", "write allow_unsealed_memory = true or false", boolean)
-            .unwrap_or(false),
-        memory_max: memory_max(&mut s),
-        ack_offload: s
-            .get("ack_offload", "write ack_offload = true or false", boolean)
-            .unwrap_or(true),
-        local: local_of(&mut s),
-        guest_ttl: guest_ttl(&mut s),
-        congestion_offload: s
-            .get("congestion_offload", "write congestion_offload = true or false", boolean)
-            .unwrap_or(false),
-        congestion_control: s
-            .get("congestion_control", "write \"cubic\" or \"reno\"", algorithm)
-            .unwrap_or_default(),
-        toe: s.get("toe", "write toe = true or false", boolean).unwrap_or(false),
-        toe_to_itself: s
-            .get("toe_to_itself", "write toe_to_itself = true or false", boolean)
-            .unwrap_or(false),
-        boost: s.get("boost", "write CPU time and window, as in \"15ms/90ms\"", boost::read),
-        vcpu_cgroup: s.get("vcpu_cgroup", CGROUP_FIX, cgroup),
-        rate_limit_from_guest_mbit_s: rate_limit(&mut s, "rate_limit_from_guest_mbit_s"),
-        rate_limit_to_guest_mbit_s: rate_limit(&mut s, "rate_limit_to_guest_mbit_s"),
-        budget: s
-            .get("budget", "write bytes, or a string as in \"64M\"", bytes(MIB..=64 * GIB))
-            .unwrap_or(VM_BUDGET),
-        flows_max: s
-            .get(
-                "flows_max",
-                "use 16384, or twice the connections you expect",
-                integer(16..=1 << 20),
-            )
-            .and_then(|n| u32::try_from(n).ok())
-            .unwrap_or(FLOWS_PER_VM),
-    };
-    check_vm(&mut s, &config, unique);
-    s.finish();
     config
 }
 
-/// Which connections end in the guest.
-fn local_of(s: &mut Section<'_, '_>) -> Local {
-    s.get("local", "write \"auto\", \"always\" or \"never\"", local).unwrap_or_default()
+/// The fix for a key of taps that a macvtap has.
+const TAP_ONLY: &str = "remove it: only a tap can be made or bridged by the daemon";
+
+/// Whether an uplink of this kind is made if it is missing.
+pub(super) fn create(s: &mut Section<'_, '_>, kind: UplinkKind) -> bool {
+    let create = s.get("create", "write create = true or false", boolean);
+    if kind == UplinkKind::Macvtap && create == Some(true) {
+        s.problem("create", "does not apply to a macvtap".into(), TAP_ONLY);
+    }
+    create.unwrap_or(true)
 }
 
-fn memory_max(s: &mut Section<'_, '_>) -> Option<u64> {
-    s.get("memory_max", "write bytes, or a string as in \"4G\"", bytes(MIB..=spans::PORT_MAX))
-}
-
-fn guest_ttl(s: &mut Section<'_, '_>) -> Option<u8> {
-    let ttl = s.get("guest_ttl", "give the TTL of the guest's packets, 1 to 255", integer(1..=255));
-    ttl.and_then(|n| u8::try_from(n).ok())
+fn vm(mut s: Section<'_, '_>, unique: &mut Unique) -> VmConfig {
+    let config = VmConfig::read(&mut s, unique);
+    check_vm(&mut s, &config, unique);
+    s.finish();
+    config
 }
 
 /// Combinations of keys, and values that two VMs must not share.
@@ -358,10 +226,8 @@ fn check_toe(s: &mut Section<'_, '_>, config: &VmConfig, socket: &Path) {
     }
 }
 
-fn rate_limit(s: &mut Section<'_, '_>, key: &'static str) -> Option<u32> {
-    let range = 1..=RATE_LIMIT_MBIT_S_MAX.into();
-    let limit = s.get(key, "give Mbit/s, or leave it out for no limit", integer(range));
-    limit.and_then(|n| u32::try_from(n).ok())
+pub(super) fn rate_limit() -> impl Fn(&DeValue<'_>) -> Result<u32, String> {
+    integer(1..=RATE_LIMIT_MBIT_S_MAX.into())
 }
 
 pub(super) fn port_name(s: &mut Section<'_, '_>, unique: &mut Unique) -> String {
@@ -411,7 +277,7 @@ impl Unique {
     }
 }
 
-fn name(v: &DeValue<'_>) -> Result<String, String> {
+pub(super) fn name(v: &DeValue<'_>) -> Result<String, String> {
     let s = string(v)?;
     let good = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     if s.is_empty() || s.len() > NAME_BYTES_MAX || !s.chars().all(good) || s.starts_with('.') {
@@ -420,7 +286,7 @@ fn name(v: &DeValue<'_>) -> Result<String, String> {
     Ok(s)
 }
 
-fn ifname(v: &DeValue<'_>) -> Result<String, String> {
+pub(super) fn ifname(v: &DeValue<'_>) -> Result<String, String> {
     let s = string(v)?;
     if is_ifname(&s) { Ok(s) } else { Err(format!("{} is not an interface name", shown(v))) }
 }
@@ -431,7 +297,7 @@ pub(crate) fn is_ifname(s: &str) -> bool {
     !(s.is_empty() || s.len() > IFNAME_BYTES_MAX || s == "." || s == ".." || s.contains(bad))
 }
 
-fn ifnames(v: &DeValue<'_>) -> Result<Vec<String>, String> {
+pub(super) fn ifnames(v: &DeValue<'_>) -> Result<Vec<String>, String> {
     let list = v.as_array().ok_or_else(|| format!("{} is not a list", shown(v)))?;
     list.iter().map(|v| ifname(v.get_ref())).collect()
 }
@@ -441,12 +307,12 @@ pub(super) fn path(v: &DeValue<'_>) -> Result<PathBuf, String> {
     if p.is_absolute() { Ok(p) } else { Err(format!("{} is not an absolute path", shown(v))) }
 }
 
-fn paths(v: &DeValue<'_>) -> Result<Vec<PathBuf>, String> {
+pub(super) fn paths(v: &DeValue<'_>) -> Result<Vec<PathBuf>, String> {
     let list = v.as_array().ok_or_else(|| format!("{} is not a list", shown(v)))?;
     list.iter().map(|v| path(v.get_ref())).collect()
 }
 
-fn socket_path(v: &DeValue<'_>) -> Result<PathBuf, String> {
+pub(super) fn socket_path(v: &DeValue<'_>) -> Result<PathBuf, String> {
     let p = path(v)?;
     match p.as_os_str().len() {
         0..=SOCKET_PATH_BYTES_MAX => Ok(p),
@@ -454,7 +320,7 @@ fn socket_path(v: &DeValue<'_>) -> Result<PathBuf, String> {
     }
 }
 
-fn metrics(v: &DeValue<'_>, allow_remote: bool) -> Result<Option<SocketAddr>, String> {
+pub(super) fn metrics(v: &DeValue<'_>, allow_remote: bool) -> Result<Option<SocketAddr>, String> {
     let s = string(v)?;
     if s == "off" {
         return Ok(None);
@@ -466,7 +332,7 @@ fn metrics(v: &DeValue<'_>, allow_remote: bool) -> Result<Option<SocketAddr>, St
     Ok(Some(address))
 }
 
-fn log(v: &DeValue<'_>) -> Result<String, String> {
+pub(super) fn log(v: &DeValue<'_>) -> Result<String, String> {
     let s = string(v)?;
     // The filter takes a word that is no level for the name of a module, and would log nothing
     // else.
@@ -482,21 +348,24 @@ fn log(v: &DeValue<'_>) -> Result<String, String> {
     filter.map(|_| s).map_err(|e| format!("{} is not a log filter: {e}", shown(v)))
 }
 
-fn uplink_kind(v: &DeValue<'_>) -> Result<UplinkKind, String> {
-    match string(v)?.as_str() {
+/// The kind of an uplink; a tap stands in for a wrong one.
+pub(super) fn uplink_kind(s: &mut Section<'_, '_>) -> UplinkKind {
+    let kind = |v: &DeValue<'_>| match string(v)?.as_str() {
         "tap" => Ok(UplinkKind::Tap),
         "macvtap" => Ok(UplinkKind::Macvtap),
         _ => Err(format!("{} is not a kind of uplink", shown(v))),
-    }
+    };
+    let fix = "write kind = \"tap\" or kind = \"macvtap\"";
+    s.require("kind", fix, kind).unwrap_or(UplinkKind::Tap)
 }
 
-fn algorithm(v: &DeValue<'_>) -> Result<Algorithm, String> {
+pub(super) fn algorithm(v: &DeValue<'_>) -> Result<Algorithm, String> {
     let s = string(v)?;
     let found = Algorithm::ALL.into_iter().find(|algorithm| algorithm.label() == s);
     found.ok_or_else(|| format!("{} is not a congestion control", shown(v)))
 }
 
-fn local(v: &DeValue<'_>) -> Result<Local, String> {
+pub(super) fn local(v: &DeValue<'_>) -> Result<Local, String> {
     let s = string(v)?;
     let found = Local::ALL.into_iter().find(|local| local.label() == s);
     found.ok_or_else(|| format!("{} does not say which connections end in the guest", shown(v)))
@@ -540,19 +409,18 @@ pub(super) fn ips(v: &DeValue<'_>) -> Result<Vec<IpAddr>, String> {
     ips.and_then(hosts)
 }
 
-/// IEEE 802.1Q: 0 is no VLAN, 4095 is reserved.
-fn cgroup(v: &DeValue<'_>) -> Result<String, String> {
+pub(super) fn cgroup(v: &DeValue<'_>) -> Result<String, String> {
     let s = string(v)?;
     let is_inside = !s.is_empty() && s.len() <= 255 && !s.split('/').any(|part| part == "..");
     is_inside.then(|| s.to_owned()).ok_or_else(|| format!("{} is not a cgroup", shown(v)))
 }
 
-fn vlan(v: &DeValue<'_>) -> Result<u16, String> {
-    let number = integer(1..=4094)(v)?;
-    u16::try_from(number).map_err(|e| e.to_string())
+/// IEEE 802.1Q: 0 is no VLAN, 4095 is reserved.
+pub(super) fn vlan(v: &DeValue<'_>) -> Result<u16, String> {
+    integer(1..=4094)(v)
 }
 
-fn trunk(v: &DeValue<'_>) -> Result<Vec<u16>, String> {
+pub(super) fn trunk(v: &DeValue<'_>) -> Result<Vec<u16>, String> {
     if let Some(text) = v.as_str() {
         // On a command line: trunk=10,20
         let range = |vlan: &u16| (1..=4094).contains(vlan);

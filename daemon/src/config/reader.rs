@@ -319,13 +319,15 @@ pub(super) fn string(v: &DeValue<'_>) -> Result<String, String> {
     v.as_str().map(Into::into).ok_or_else(|| format!("is {}, not a string", a_type(v)))
 }
 
-/// A whole number in `range`.
-pub(super) fn integer(range: RangeInclusive<u64>) -> impl Fn(&DeValue<'_>) -> Result<u64, String> {
+/// A whole number in `range`, which the type has.
+pub(super) fn integer<N: TryFrom<u64>>(
+    range: RangeInclusive<u64>,
+) -> impl Fn(&DeValue<'_>) -> Result<N, String> {
     move |v| {
         let i = v.as_integer().ok_or_else(|| format!("is {}, not a number", a_type(v)))?;
         let outside = || format!("{i} is outside {}..={}", range.start(), range.end());
         let n = u64::from_str_radix(i.as_str(), i.radix()).map_err(|_| outside())?;
-        if range.contains(&n) { Ok(n) } else { Err(outside()) }
+        N::try_from(n).ok().filter(|_| range.contains(&n)).ok_or_else(outside)
     }
 }
 

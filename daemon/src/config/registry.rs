@@ -5,36 +5,44 @@ use std::path::{Path, PathBuf};
 use nightporter_registry::etcd::Endpoint;
 use toml::de::DeValue;
 
-use super::keys::{Keys, path as path_text, plain, quoted};
 use super::parse::path;
 use super::reader::{Section, integer, shown, string};
+use super::table::table;
 
 /// Members that are tried in turn, at most.
 const MEMBERS_MAX: usize = 16;
 /// Longest prefix of keys, in bytes.
 const PREFIX_BYTES_MAX: usize = 128;
+/// The fix for a wrong path.
+const FILE_FIX: &str = "give the absolute path of a file";
 
-/// `[registry]`: etcd. Without it there is the list of `[[station]]`.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct RegistryConfig {
-    /// Members of the etcd cluster: `"https://192.0.2.10:2379"`, or `http`. They are tried in turn.
-    pub etcd: Vec<Endpoint>,
-    /// What all keys begin with: default `/nightporter/`. Hosts with another know nothing of these.
-    pub prefix: String,
-    /// Seconds after which a host that gives no sign of life is gone, and its VMs with it. Default
-    /// 10; 2 to 3600. A sign of life costs a request every third of it; a short time ends the
-    /// entries of a host that cannot reach etcd for a moment.
-    pub ttl_s: u16,
-    /// Who vouches for the members' certificates. Default: those whom Debian trusts.
-    pub ca: PathBuf,
-    /// A certificate of this host, if members ask for one. With `key`.
-    pub certificate: Option<PathBuf>,
-    /// Its key.
-    pub key: Option<PathBuf>,
-    /// The name of an etcd user. With `password_file`. Default: none.
-    pub user: Option<String>,
-    /// A file with the user's password, and at most a newline behind it.
-    pub password_file: Option<PathBuf>,
+table! {
+    /// `[registry]`: etcd. Without it there is the list of `[[station]]`.
+    RegistryConfig(s) {
+        /// Members of the etcd cluster: `"https://192.0.2.10:2379"`, or `http`. They are tried in
+        /// turn.
+        etcd: Vec<Endpoint> = required(
+            members, "list the members' client URLs, as in [\"https://192.0.2.10:2379\"]");
+        /// What all keys begin with: default `/nightporter/`. Hosts with another know nothing of
+        /// these.
+        prefix: String = default(
+            "/nightporter/".into(), prefix,
+            "begin and end it with a slash, as in \"/nightporter/\"");
+        /// Seconds after which a host that gives no sign of life is gone, and its VMs with it.
+        /// Default 10; 2 to 3600. A sign of life costs a request every third of it; a short time
+        /// ends the entries of a host that cannot reach etcd for a moment.
+        ttl_s: u16 = default(10, integer(2..=3600), "give seconds; 10 is the default");
+        /// Who vouches for the members' certificates. Default: those whom Debian trusts.
+        ca: PathBuf = default("/etc/ssl/certs/ca-certificates.crt".into(), path, FILE_FIX);
+        /// A certificate of this host, if members ask for one. With `key`.
+        certificate: Option<PathBuf> = optional(path, FILE_FIX);
+        /// Its key.
+        key: Option<PathBuf> = optional(path, FILE_FIX);
+        /// The name of an etcd user. With `password_file`. Default: none.
+        user: Option<String> = optional(string, "give the name of an etcd user");
+        /// A file with the user's password, and at most a newline behind it.
+        password_file: Option<PathBuf> = optional(path, FILE_FIX);
+    }
 }
 
 impl RegistryConfig {
@@ -44,59 +52,27 @@ impl RegistryConfig {
         let says_tls = self.etcd.iter().any(|member| member.is_tls);
         files.into_iter().flatten().filter(move |_| says_tls).map(PathBuf::as_path)
     }
-
-    /// All keys of `[registry]`.
-    #[must_use]
-    pub fn keys(&self) -> Keys {
-        let optional = |path: &Option<PathBuf>| path.as_deref().and_then(path_text);
-        let members: Vec<_> = self.etcd.iter().map(|member| quoted(url(member))).collect();
-        vec![
-            ("etcd", Some(format!("[{}]", members.join(", ")))),
-            ("prefix", Some(quoted(&self.prefix))),
-            ("ttl_s", plain(self.ttl_s)),
-            ("ca", path_text(&self.ca)),
-            ("certificate", optional(&self.certificate)),
-            ("key", optional(&self.key)),
-            ("user", self.user.as_ref().map(quoted)),
-            ("password_file", optional(&self.password_file)),
-        ]
-    }
 }
 
-fn url(member: &Endpoint) -> String {
+pub(super) fn url(member: &Endpoint) -> String {
     format!("{}://{}", if member.is_tls { "https" } else { "http" }, member.address)
 }
 
 pub(super) fn read(mut s: Section<'_, '_>) -> RegistryConfig {
-    let etcd_fix = "list the members' client URLs, as in [\"https://192.0.2.10:2379\"]";
-    let etcd = s.require("etcd", etcd_fix, members).unwrap_or_default();
-    let prefix_fix = "begin and end it with a slash, as in \"/nightporter/\"";
-    let prefix = s.get("prefix", prefix_fix, prefix).unwrap_or_else(|| "/nightporter/".into());
-    let ttl_s = s
-        .get("ttl_s", "give seconds; 10 is the default", integer(2..=3600))
-        .and_then(|n| u16::try_from(n).ok())
-        .unwrap_or(10);
-    let file = "give the absolute path of a file";
-    let ca = s
-        .get("ca", file, path)
-        .unwrap_or_else(|| PathBuf::from("/etc/ssl/certs/ca-certificates.crt"));
-    let (certificate, key) = (s.get("certificate", file, path), s.get("key", file, path));
-    if certificate.is_some() != key.is_some() {
+    let config = RegistryConfig::read(&mut s);
+    if config.certificate.is_some() != config.key.is_some() {
         s.problem("certificate", "needs `key`, and a key a certificate".into(), "give both");
     }
-    let user = s.get("user", "give the name of an etcd user", string);
-    let password_file = s.get("password_file", file, path);
-    if user.is_some() != password_file.is_some() {
+    if config.user.is_some() != config.password_file.is_some() {
         s.problem("user", "needs `password_file`, and a password a user".into(), "give both");
     }
-    if user.is_some()
-        && etcd.iter().any(|member| !member.is_tls && !member.address.ip().is_loopback())
-    {
+    let is_clear = |member: &Endpoint| !member.is_tls && !member.address.ip().is_loopback();
+    if config.user.is_some() && config.etcd.iter().any(is_clear) {
         let what = "would send the password over a connection without encryption".into();
         s.problem("user", what, "use https");
     }
     s.finish();
-    RegistryConfig { etcd, prefix, ttl_s, ca, certificate, key, user, password_file }
+    config
 }
 
 fn members(v: &DeValue<'_>) -> Result<Vec<Endpoint>, String> {

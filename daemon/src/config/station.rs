@@ -7,10 +7,11 @@ use nightporter_core::wire::vxlan;
 use nightporter_registry::{Station, mac_text};
 
 use super::Config;
-use super::keys::{self, Keys, plain, quoted};
+use super::keys::{Keys, plain, quoted};
 use super::overlay::host;
 use super::parse::{Unique, ips, mac};
 use super::reader::{Section, integer, string};
+use super::table::Shown as _;
 
 /// Longest name of a VM, in bytes.
 const NAME_BYTES_MAX: usize = 64;
@@ -20,9 +21,9 @@ const NAME_BYTES_MAX: usize = 64;
 pub fn keys(station: &Station) -> Keys {
     vec![
         ("vni", plain(station.vni)),
-        ("mac", Some(keys::mac(station.mac))),
+        ("mac", station.mac.shown()),
         ("host", Some(quoted(station.host))),
-        ("ips", (!station.ips.is_empty()).then(|| keys::ips(&station.ips))),
+        ("ips", station.ips.shown()),
         ("vm", (!station.vm.is_empty()).then(|| quoted(&station.vm))),
     ]
 }
@@ -61,8 +62,7 @@ pub(super) fn read(mut s: Section<'_, '_>, unique: &mut Unique) -> Option<Statio
             n => Err(format!("is {n} bytes long, and may have 64")),
         })
     });
-    let vni = u32::try_from(vni?).ok()?;
-    let mac = mac?;
+    let (vni, mac) = (vni?, mac?);
     unique.add("mac", format!("{} of overlay {vni}", mac_text(mac)), &s);
     s.finish();
     let (vm, ips) = (vm.unwrap_or_default(), ips.unwrap_or_default());

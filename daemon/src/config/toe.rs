@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use nightporter_registry::tls::Files;
 use toml::de::DeValue;
 
-use super::keys::{Keys, path as path_text, plain, quoted};
+use super::keys::{Keys, plain, quoted};
 use super::parse::path;
 use super::reader::{Section, boolean, integer, string};
+use super::table::Shown as _;
 
 /// The daemon is built with UCX.
 const HAS_UCX: bool = cfg!(feature = "ucx");
@@ -79,14 +80,14 @@ impl ToeConfig {
     /// All keys of `[toe]`.
     #[must_use]
     pub fn keys(&self) -> Keys {
-        let text = |path: Option<&PathBuf>| path.and_then(|path| path_text(path));
-        let own = self.encrypt.as_ref().and_then(|files| files.own.as_ref());
+        let files = self.encrypt.as_ref();
+        let own = files.and_then(|files| files.own.as_ref());
         vec![
             ("port", plain(self.port)),
             ("fabric", Some(quoted(self.fabric.name()))),
-            ("ca", text(self.encrypt.as_ref().map(|files| &files.ca))),
-            ("certificate", text(own.map(|(certificate, _)| certificate))),
-            ("key", text(own.map(|(_, key)| key))),
+            ("ca", files.and_then(|files| files.ca.shown())),
+            ("certificate", own.and_then(|(certificate, _)| certificate.shown())),
+            ("key", own.and_then(|(_, key)| key.shown())),
             ("encrypt", plain(self.encrypt.is_some())),
         ]
     }
@@ -98,7 +99,7 @@ pub(super) fn read(mut s: Section<'_, '_>, has_overlays: bool) -> ToeConfig {
         let what = "needs an [[overlay]]: sockets reach the hosts that its frames reach".into();
         s.problem("port", what, "add the overlay that both hosts' VMs are on, or remove [toe]");
     }
-    let port = port.and_then(|n| u16::try_from(n).ok()).unwrap_or(PORT);
+    let port = port.unwrap_or(PORT);
     let fix = "give \"tcp\", the default, or \"ucx\"";
     let fabric = s.get("fabric", fix, fabric).unwrap_or_default();
     let mut file = |key| s.get(key, "give the absolute path of a file", path);
