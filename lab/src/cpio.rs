@@ -1,6 +1,8 @@
 //! Writes a cpio archive in the "newc" format, which an initramfs has.
-//!
-//! Format: Linux Documentation/driver-api/early-userspace/buffer-format.rst.
+
+use std::io::Write;
+
+use cpio::newc;
 
 /// An archive under construction.
 #[derive(Default)]
@@ -41,50 +43,23 @@ impl Archive {
     }
 
     /// The finished archive.
-    pub(crate) fn finish(mut self) -> Vec<u8> {
-        self.entry("TRAILER!!!", 0, (0, 0), &[]);
-        self.bytes
+    pub(crate) fn finish(self) -> Vec<u8> {
+        newc::trailer(self.bytes).expect("memory takes all")
     }
 
-    fn entry(&mut self, name: &str, mode: u32, device: (u32, u32), content: &[u8]) {
+    fn entry(&mut self, name: &str, mode: u32, (major, minor): (u32, u32), content: &[u8]) {
         self.entries += 1;
         let size = u32::try_from(content.len()).expect("an initramfs file is below 4 GiB");
-        let name_size = u32::try_from(name.len() + 1).expect("a short name");
-        let fields = [
-            self.entries,
-            mode,
-            0,
-            0,
-            1,
-            0,
-            size,
-            0,
-            0, // inode … file size, device of the file
-            device.0,
-            device.1,
-            name_size,
-            0,
-        ];
-        self.bytes.extend_from_slice(b"070701");
-        for field in fields {
-            self.bytes.extend_from_slice(format!("{field:08X}").as_bytes());
-        }
-        self.bytes.extend_from_slice(name.as_bytes());
-        self.bytes.push(0);
-        self.pad();
-        self.bytes.extend_from_slice(content);
-        self.pad();
-    }
-
-    fn pad(&mut self) {
-        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+        let entry = newc::Builder::new(name).ino(self.entries).mode(mode);
+        let mut writer = entry.rdev_major(major).rdev_minor(minor).write(&mut self.bytes, size);
+        writer.write_all(content).expect("it is as long as was said");
+        writer.finish().expect("memory takes all");
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write;
     use std::process::{Command, Stdio};
 
     #[test]

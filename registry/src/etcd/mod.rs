@@ -4,10 +4,10 @@
 //! wins; a later one is a waiting key beside it (`schema`), which the holder sees, and wins when
 //! the MAC is free. The thread (`session`) waits for etcd, so that the caller never does.
 //!
-//! The gateway and not gRPC, because that would bring a hundred crates, a compiler for its
-//! interfaces and an asynchronous runtime, where this needs TLS, base64 and 300 lines of HTTP. The
-//! gateway cannot log in by the name in a client certificate: the certificate is shown if there is
-//! one, and names come with a password.
+//! The gateway and not gRPC, because that would bring 63 crates, a compiler for its interfaces and
+//! an asynchronous runtime, where this needs TLS, base64 and 250 lines of HTTP
+//! (docs/design/many-hosts.md). The gateway cannot log in by the name in a client certificate: the
+//! certificate is shown if there is one, and names come with a password.
 
 mod api;
 mod entries;
