@@ -151,8 +151,8 @@ pub struct History {
     /// Initial sequence numbers of G's answers to one SYN of R, with what they offered: G may take
     /// the ACK of any (SYN cookies).
     answers: Vec<(u32, Offer)>,
-    /// SYN of R that no SYN-ACK has answered.
-    syn: Option<(u32, Offer, Option<u32>)>,
+    /// SYN of R that no SYN-ACK has answered, and when its first copy came.
+    syn: Option<(u32, Offer, Option<u32>, Instant)>,
     /// The connection that the newest SYN is part of, and whether G is its client: another one than
     /// `conn` if its ports are used again.
     next: Option<(usize, bool)>,
@@ -341,7 +341,7 @@ impl History {
         }
         let flags = tcp.flags;
         if flags.syn() {
-            self.on_syn(from, tcp);
+            self.on_syn(at, from, tcp);
             return None;
         }
         self.end_mut(from).bytes += u64::from(tcp.payload_len);

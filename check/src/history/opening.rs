@@ -39,7 +39,7 @@ impl History {
         self.is_open() || self.ends.iter().all(|e| e.frames_to == 0)
     }
 
-    pub(super) fn on_syn(&mut self, from: Side, tcp: &Tcp) {
+    pub(super) fn on_syn(&mut self, at: Instant, from: Side, tcp: &Tcp) {
         let o = &tcp.options;
         // A SYN offers with ECE and CWR, a SYN-ACK accepts with ECE alone (RFC 3168, 6.1.1).
         let both = TcpFlags::ECE | TcpFlags::CWR;
@@ -61,7 +61,8 @@ impl History {
             return;
         }
         if !tcp.flags.ack() && from == Side::R {
-            self.syn = Some((isn, offer, tsval));
+            let first_at = self.syn.filter(|syn| syn.0 == isn).map_or(at, |syn| syn.3);
+            self.syn = Some((isn, offer, tsval, first_at));
             return;
         }
         let answer = from == Side::G && tcp.flags.ack();
@@ -97,7 +98,9 @@ impl History {
             }
         }
         if answer {
-            self.note_answered(tcp);
+            self.note_answered(at, tcp);
+        } else if from == Side::R {
+            self.quality.recovery.on_asked(at);
         }
     }
 
@@ -117,14 +120,16 @@ impl History {
 
     /// It is the clock of R's last SYN.
     pub(crate) fn is_clock_of_syn(&self, tsval: u32) -> bool {
-        self.syn.is_some_and(|(_, _, of_syn)| of_syn == Some(tsval))
+        self.syn.is_some_and(|(_, _, of_syn, _)| of_syn == Some(tsval))
     }
 
     /// G has answered a SYN of R.
-    fn note_answered(&mut self, tcp: &Tcp) {
-        if let Some((isn, offer, tsval)) = self.syn
+    fn note_answered(&mut self, at: Instant, tcp: &Tcp) {
+        if let Some((isn, offer, tsval, first_at)) = self.syn
             && isn.wrapping_add(1) == tcp.ack.0
         {
+            self.quality.recovery.on_asked(first_at);
+            self.quality.recovery.on_answered(at);
             let r = self.end_mut(Side::R);
             if r.isn != Some(isn) {
                 // The options of a repeated SYN are not those that G has accepted.

@@ -1,5 +1,7 @@
 //! Segments that G sends past the host.
 
+use nightporter_core::time::Instant;
+
 use super::{History, Side};
 use crate::wire::Tcp;
 
@@ -13,7 +15,9 @@ impl History {
     pub(crate) fn on_past(&mut self, tcp: &Tcp) {
         let isn = self.end(Side::G).isn;
         if tcp.flags.syn() && self.next.is_some() {
-            self.on_syn(Side::G, tcp); // the connection before it on these ports is over
+            // The connection before it on these ports is over. When the host sees an answer, if it
+            // sees one, is not known.
+            self.on_syn(Instant::MAX, Side::G, tcp);
         }
         self.past = true;
         self.opened_past |= self.end(Side::G).isn != isn;

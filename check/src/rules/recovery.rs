@@ -10,7 +10,8 @@
 //!   same time. A duplicate with SACK blocks asks by these; one for bytes that came twice asks for
 //!   nothing (RFC 2883);
 //! - a byte that G does not mention is offered within twice the timeout of SNOOP-29, which starts
-//!   at 250 ms of G's running time, doubles to 2 s, and starts again when G has moved.
+//!   at 250 ms of G's running time, doubles to 2 s, and starts again when G has moved. The first is
+//!   three times what G took to answer in the handshake, if that is more (FWD-04).
 //!
 //! From a loss on, and for [`ON_PATH`] after the last, the host takes what is behind G for a path
 //! (FWD-04): new bytes wait while anything is under way, for after a timeout the window is one
@@ -103,6 +104,12 @@ pub(crate) struct Recovery {
     doubled: u32,
     /// Frames of G came a hop.
     behind: bool,
+    /// When R's first SYN or SYN-ACK came that G had to answer.
+    asked_at: Option<Instant>,
+    /// How long G took to answer it.
+    answer: Option<Duration>,
+    /// End of the bytes under way when G first acknowledged some.
+    first_to: u64,
 }
 
 impl Recovery {
@@ -122,6 +129,24 @@ impl Recovery {
     /// The host may take what is behind G for a path.
     fn is_on_path(&self) -> bool {
         self.behind || self.lost.is_some()
+    }
+
+    /// R's SYN, or SYN-ACK, came. The first copy counts.
+    pub(crate) fn on_asked(&mut self, at: Instant) {
+        self.asked_at.get_or_insert(at);
+    }
+
+    /// G's SYN-ACK, or its first segment after R's, came.
+    pub(crate) fn on_answered(&mut self, at: Instant) {
+        self.answer = self.answer.or(self.asked_at.map(|asked_at| at.since(asked_at)));
+    }
+
+    /// The first timeout in milliseconds (FWD-04). It is that of the handshake until an answer to
+    /// data was timed.
+    fn first_timeout_ms(&self) -> u64 {
+        let is_timed = self.first_to > 0 && self.una >= self.first_to && self.lost.is_none();
+        let answer_ms = self.answer.filter(|_| !is_timed).map_or(0, Duration::as_millis);
+        (3 * answer_ms).clamp(TIMEOUT_MS.0, TIMEOUT_MS.1)
     }
 
     /// While it repeats, and in the slow start after a timeout, new bytes may wait.
@@ -184,6 +209,7 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>, clock: &GuestClock) {
     let before = std::mem::replace(&mut q.edge, edge);
     let moved = before != edge;
     q.reopened |= before > 0 && before <= una && edge > una;
+    q.on_answered(s.at);
     q.heard_at = s.at;
     q.behind |= !OWN_TTLS.contains(&s.ip.ttl);
     if una > q.una && q.lost.is_some_and(|then| since(clock.ran(s.at), then) > ON_PATH) {
@@ -199,6 +225,7 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>, clock: &GuestClock) {
         let more = una - q.una;
         q.slow_moved = if una < q.slow_to { (q.slow_moved.0 + more, s.at) } else { (0, s.at) };
         q.una = una;
+        q.first_to = if q.first_to == 0 { out_to } else { q.first_to };
         if q.has_waited_for_room(s.at, clock) {
             (q.burst, q.slow_to) = ((una, out_to), out_to);
         }
@@ -288,7 +315,7 @@ pub(crate) fn on_step(h: &mut History, now: Instant, clock: &GuestClock) -> Ensu
     if missed.is_some_and(|at| now.since(at.max(served)) > AT_ONCE) {
         return Err(format!("byte {} that G lost was not offered again", una - BASE));
     }
-    let (first, longest) = TIMEOUT_MS;
+    let (first, longest) = (q.first_timeout_ms(), TIMEOUT_MS.1);
     let timeout = (first << q.timeouts.max(q.doubled).min(8)).min(longest);
     // How long the path behind G is, nobody here knows.
     let timeout = if q.behind { longest } else { timeout };

@@ -1,7 +1,8 @@
 //! What is behind G: the connection may end there, and not in G (FWD-01 to FWD-03, FWD-06).
 
 use crate::limits::{
-    GUEST_PATH_MTU_MIN, LOWER_TTLS, PATH_MTU_AGE, REFUSED_RUNNING, REFUSED_RUNNING_BEHIND,
+    GUEST_PATH_MTU_MIN, LOCAL_RTO_MAX, LOCAL_RTO_MIN, LOWER_TTLS, PATH_MTU_AGE, REFUSED_RUNNING,
+    REFUSED_RUNNING_BEHIND,
 };
 use crate::port::Local;
 use crate::tcp::FlowContext;
@@ -9,9 +10,17 @@ use crate::tcp::distance::{Distance, hops};
 use crate::tcp::flow::{Flow, Why};
 use crate::tcp::losses::Narrow;
 use crate::tcp::options::Offers;
+use crate::tcp::sender::Path;
 use crate::time::{Duration, Instant};
 use crate::wire::icmp::TooBig;
 use crate::wire::packet::IpVersion;
+
+/// By how much the first timeout is longer than a local one, after a handshake whose answer took so
+/// long: the timeout is three times that (RFC 6298 section 2.2), and [`LOCAL_RTO_MAX`] at most.
+fn beyond_local(answer: Duration) -> Duration {
+    let timeout = answer.saturating_mul(3).clamp(LOCAL_RTO_MIN, LOCAL_RTO_MAX);
+    Duration::from_nanos(timeout.as_nanos() - LOCAL_RTO_MIN.as_nanos())
+}
 
 impl Flow {
     /// Where the connection ends, by its handshake (FWD-01).
@@ -27,10 +36,19 @@ impl Flow {
         }
     }
 
-    /// The flow is taken on. Bytes for a container go by a path from the first one on (FWD-02).
-    pub(super) fn begin_on_path(&mut self, cx: &FlowContext<'_, '_>) {
+    /// The flow is taken on. Bytes for a container go by a path from the first one on (FWD-02), and
+    /// G's answer in the handshake sets the first timeout, until one to data is timed (FWD-04).
+    ///
+    /// The former is wall time. A local guest that was off its CPU meanwhile shows with its first
+    /// acknowledgement of data, in running time, that there is no path, and nothing is remembered.
+    pub(super) fn begin_on_path(&mut self, cx: &FlowContext<'_, '_>, offers: &Offers) {
+        let answer_ms = offers.answer_ms(cx.now, self.outbound.guest_is_client());
+        let beyond = beyond_local(Duration::from_millis(answer_ms.into()));
+        self.timers.set_rto_beyond(beyond);
         if self.options.distance == Distance::Near {
             self.losses.path_or_new(cx.running(), self.options.mss_to_guest.into());
+        } else if beyond > Duration::ZERO {
+            self.losses.begin_path(Path::without_loss());
         }
     }
 

@@ -52,7 +52,7 @@ impl Flow {
         if cx.vm.acknowledges_late {
             self.acknowledge_late();
         }
-        self.begin_on_path(cx);
+        self.begin_on_path(cx, &offers);
         cx.vm.counters.flows_offloaded += 1;
     }
 

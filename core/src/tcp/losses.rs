@@ -210,6 +210,11 @@ impl Losses {
         self.0.as_mut()?.path.as_deref_mut()
     }
 
+    /// It is known to be such a one.
+    pub(crate) fn begin_path(&mut self, path: Path) {
+        self.0.get_or_insert_default().path = Some(Box::new(path));
+    }
+
     /// `true`: nothing was known of it.
     pub(crate) fn path_or_new(&mut self, running: Instant, mss: u64) -> (&mut Path, bool) {
         let path = &mut self.0.get_or_insert_default().path;

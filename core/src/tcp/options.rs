@@ -172,13 +172,19 @@ impl Offers {
     /// What the handshake shows of G, which completes it, or has answered R; `server`: if it is
     /// that.
     pub(crate) fn signs(&self, now: Instant, server: Option<(IpAddr16, u16)>) -> Signs {
-        let answered_ms = if server.is_some() { self.g.passed_ms } else { clock_ms(now) };
         Signs {
             ttl: self.ttl_g,
             is_of_a_station: self.is_of_a_station,
-            answer_ms: answered_ms.wrapping_sub(self.r.passed_ms),
+            answer_ms: self.answer_ms(now, server.is_none()),
             server,
         }
+    }
+
+    /// How long G took to answer R's SYN, or R's SYN-ACK now, in milliseconds of wall time. Of
+    /// copies the first counts.
+    pub(crate) fn answer_ms(&self, now: Instant, guest_is_client: bool) -> u16 {
+        let answered_ms = if guest_is_client { clock_ms(now) } else { self.g.passed_ms };
+        answered_ms.wrapping_sub(self.r.passed_ms)
     }
 
     /// The window shifts of G and of R (COM-20).

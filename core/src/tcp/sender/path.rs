@@ -80,6 +80,12 @@ impl Path {
         }
     }
 
+    /// A way on which nothing was lost. What is under way is not limited, and its next answer is
+    /// timed.
+    pub(in crate::tcp) fn without_loss() -> Self {
+        Self { window: u64::MAX, lost_at: None, ..Self::new(Instant::ZERO, 0) }
+    }
+
     /// What G has beyond its acknowledgement.
     pub(super) const fn arrived(&self) -> &Ranges {
         &self.arrived
@@ -175,6 +181,7 @@ impl Path {
             self.arrived.clear(); // once more: perhaps it has thrown them away (RFC 2018 section 8)
         } else {
             let (window, threshold) = (self.window, self.threshold);
+            let first = first || self.lost_at.is_none();
             self.doubt = Some(Doubt { window, threshold, first, copies: 0 });
             self.reduce(u, mss);
         }
@@ -262,7 +269,7 @@ impl Path {
     }
 
     /// Nothing was lost for long. `true`: nor does an answer take long, so nothing need be known.
-    /// Else only the round trip counts from now on.
+    /// Else only the round trip counts from now on, or is being measured.
     pub(super) fn is_old(&mut self, running: Instant) -> bool {
         let is_old = self.lost_at.is_none_or(|at| running.since(at) >= limits::GUEST_PATH_AGE);
         if !is_old {
@@ -270,6 +277,6 @@ impl Path {
         }
         (self.window, self.threshold, self.lost_at) = (u64::MAX, u64::MAX, None);
         let far = limits::GUEST_ROUND_TRIP_LONG.as_nanos();
-        self.round_trip.is_none_or(|(mean, _)| mean < far)
+        self.round_trip.map_or(self.timed.is_none(), |(mean, _)| mean < far)
     }
 }
