@@ -1,7 +1,7 @@
 //! The daemon's parts, as a library for its binary and the tests.
 //!
 //! Read `worker` first: it is the event loop. `control` is a thread of its own for work that is not
-//! about frames; `desk` has the rest of that work, and `daemon` has worker and desk in one thread.
+//! about frames.
 //! ARCHITECTURE.md lists the rooms, from top to bottom: none uses one above it. `unsafe` is only in
 //! `sys`, and with UCX also in `toe::ucx::ucp`.
 #![deny(unsafe_code)]
@@ -15,9 +15,7 @@ mod charges;
 pub mod closer;
 pub mod config;
 pub mod control;
-pub mod daemon;
 mod daemon_user;
-pub mod desk;
 mod errors;
 mod faults;
 mod host_check;

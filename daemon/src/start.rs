@@ -19,12 +19,14 @@ use crate::arena_file::{self, ArenaFile};
 use crate::booster;
 use crate::broker::connector::Connector;
 use crate::change::{Failure, Means, Prepared, Preparer, Running};
+use crate::charges;
 use crate::config::registry_files::registry_files;
 use crate::config::station::at_strangers;
 use crate::config::warnings::uneven_mtus;
 use crate::config::{Config, DaemonConfig, RegistryConfig, Source, VmConfig};
-use crate::control::{ControlServer, Endpoints, Interfaces, LinkWatch, MetricsServer};
-use crate::daemon::Daemon;
+use crate::control::{
+    Control, ControlServer, ControlThread, Endpoints, Interfaces, LinkWatch, MetricsServer,
+};
 use crate::errors::{StartError, error};
 use crate::port::build::{Openings, make_parent};
 use crate::random::{no_chance, random};
@@ -34,8 +36,15 @@ use crate::sys;
 use crate::timer::monotonic_now;
 use crate::vhost::signals;
 use crate::watchdog;
-use crate::worker::WorkerConfig;
 use crate::worker::steps::Step;
+use crate::worker::{Worker, WorkerConfig};
+
+/// A running daemon: the worker in this thread, and control. Control ends after the worker, which
+/// has an end of its mail.
+struct Daemon {
+    worker: Worker,
+    _control: Option<ControlThread>,
+}
 
 /// Runs the daemon in the calling thread until a signal ends it.
 ///
@@ -46,9 +55,12 @@ pub fn run(config: &Config, source: Source, sandbox: &Sandbox) -> Result<(), Vec
     let (mut daemon, arena) = start(config, source, sandbox, supervisor.clone())?;
     tracing::info!("ready: {}", config.summary());
     supervisor.iter().for_each(|supervisor| supervisor.is_ready());
-    daemon.run().map_err(|e| vec![error(format!("the event loop failed: {e}"), "report this")])?;
+    daemon
+        .worker
+        .run()
+        .map_err(|e| vec![error(format!("the event loop failed: {e}"), "report this")])?;
     signals::finish(); // guests hear of the last frames, such as the last heartbeat
-    match daemon.owed() {
+    match daemon.worker.owed() {
         0 => {
             if let Err(e) = arena.remove() {
                 tracing::warn!("the empty arena cannot be removed: {e}");
@@ -80,7 +92,7 @@ fn start(
         WorkerConfig { busy_poll: Duration::from_micros(settings.busy_poll_us), epoch };
     let (engine, arena) = engine(config).map_err(|e| vec![e])?;
     let arena = Arc::new(arena);
-    let mut daemon = Daemon::new(&worker_config, engine)
+    let mut worker = Worker::new(&worker_config, engine)
         .map_err(|e| vec![error(format!("no event loop: {e}"), "raise the limit of open files")])?;
     let mut problems = Vec::new();
     let mut check = |result: Result<(), StartError>| problems.extend(result.err());
@@ -89,13 +101,13 @@ fn start(
     check(links.as_ref().map(drop).map_err(Clone::clone));
     let operators = open_control(settings);
     check(operators.as_ref().map(drop).map_err(Clone::clone));
-    check(open_booster(&mut daemon, config));
+    check(open_booster(&mut worker, config));
     let openings = Openings::new(Arc::clone(&sandbox.broker));
     let mut interfaces = Interfaces::new(links.ok(), openings.clone());
     let owners = sandbox.owners.clone();
     check(owners.clone().map(drop)); // without them every VM is our own user's, and nothing starts
     let first = Prepared::first(config, owners.unwrap_or_default(), arena.size);
-    let running = open_ports(&mut daemon, first, &openings, &mut interfaces, &mut check);
+    let running = open_ports(&mut worker, first, &openings, &mut interfaces, &mut check);
     let (owners, dirs) = (sandbox.owners.clone(), sandbox.dirs.clone());
     let means = Means { openings, owners, dirs };
     let registry = registry(config, sandbox);
@@ -110,19 +122,21 @@ fn start(
         interfaces,
         registry: registry.ok(),
     };
-    check(start_control(&mut daemon, endpoints, settings));
-    check(open_doors(&mut daemon, sandbox));
+    let control = start_control(&mut worker, endpoints, settings);
+    check(control.as_ref().map(drop).map_err(Clone::clone));
+    check(open_doors(&mut worker, sandbox));
     check(place(settings, booster::is_wanted(config)));
     let warnings = large_mtus(config).into_iter().chain(uneven_mtus(config));
     warnings.chain(at_strangers(config)).for_each(|warning| tracing::warn!("{warning}"));
     check(sandbox.close());
+    let mut daemon = Daemon { worker, _control: control.ok() };
     if !problems.is_empty() {
         if arena.is_new {
             let _ = arena.remove(); // the memory of a daemon that does not run is nobody's
         }
         return Err(problems);
     }
-    daemon.handle_restart();
+    daemon.worker.handle_restart();
     Ok((daemon, arena))
 }
 
@@ -136,9 +150,9 @@ fn registry(config: &Config, sandbox: &Sandbox) -> Result<Box<dyn Registry>, Sta
 }
 
 /// The way to guests' sockets on other hosts.
-fn open_doors(daemon: &mut Daemon, sandbox: &Sandbox) -> Result<(), StartError> {
+fn open_doors(worker: &mut Worker, sandbox: &Sandbox) -> Result<(), StartError> {
     let doors = sandbox.doors.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let opened = doors.map_or(Ok(()), |doors| daemon.open_doors(doors));
+    let opened = doors.map_or(Ok(()), |doors| worker.open_doors(doors));
     opened.map_err(|e| error(e, "allow more open files"))
 }
 
@@ -219,26 +233,30 @@ fn open_control(settings: &DaemonConfig) -> Result<ControlServer, StartError> {
         .map_err(|e| error(e, "stop the other daemon, or choose another daemon.control"))
 }
 
-fn open_booster(daemon: &mut Daemon, config: &Config) -> Result<(), StartError> {
+fn open_booster(worker: &mut Worker, config: &Config) -> Result<(), StartError> {
     let Some(path) = booster::path(config) else { return Ok(()) };
     booster::open(&path)
-        .and_then(|listener| daemon.set_booster(listener, config.daemon.rt_priority))
+        .and_then(|listener| worker.set_booster(listener, config.daemon.rt_priority))
         .map_err(|e| error(format!("{}: {e}", path.display()), "free that path"))
 }
 
 /// Starts control's thread, with the metrics too.
 fn start_control(
-    daemon: &mut Daemon,
+    worker: &mut Worker,
     endpoints: Endpoints,
     settings: &DaemonConfig,
-) -> Result<(), StartError> {
+) -> Result<ControlThread, StartError> {
     let fix = "choose another port with daemon.metrics, or turn it \"off\"";
     let listen = |address| {
         MetricsServer::new(address)
             .map_err(|e| error(format!("metrics: cannot listen on {address}: {e}"), fix))
     };
     let metrics = settings.metrics.map(listen).transpose()?;
-    let started = daemon.start_control(Endpoints { metrics, ..endpoints });
+    let started = Control::new(Endpoints { metrics, ..endpoints }).and_then(|(control, mail)| {
+        let thread = control.start(&mail)?;
+        worker.set_mail(mail)?;
+        Ok(thread)
+    });
     started.map_err(|e| error(e, "allow more threads and open files"))
 }
 
@@ -248,7 +266,7 @@ fn start_control(
 /// tried again. A VM whose owner does not exist is nobody else's. Only if all VMs have a problem it
 /// is an error.
 fn open_ports(
-    daemon: &mut Daemon,
+    worker: &mut Worker,
     mut first: Prepared,
     openings: &Openings,
     interfaces: &mut Interfaces,
@@ -271,13 +289,17 @@ fn open_ports(
         let next = "only the daemon's user and root can use its socket so far";
         of_vms.insert(vm.name.clone(), (StartError(format!("vm {}: {e}", vm.name)), next));
     }
-    let (running, failed) = daemon.begin(first, interfaces);
-    for (step, what) in failed {
+    for step in std::mem::take(&mut first.plan.steps) {
+        let opened = first.resources.take(&step, &owners);
+        opened.port.iter().for_each(|port| interfaces.add(port));
+        let Err(what) = worker.take_step(step.clone(), opened) else { continue };
+        first.target.without(&step);
         match step {
             Step::AddVm(vm) => drop(of_vms.insert(vm.name, (error(what, "report this"), restart))),
             _ => check(Err(error(what, "report this"))),
         }
     }
+    charges::set_max(first.target.config.charges_max());
     let all_fail = of_vms.len() == config.vms.len();
     for (e, next) in config.vms.iter().filter_map(|vm| of_vms.remove(&vm.name)) {
         match all_fail {
@@ -285,7 +307,7 @@ fn open_ports(
             false => tracing::error!("{e}\n    {next}"),
         }
     }
-    running
+    first.target
 }
 
 /// Guests that are told a larger MTU than that of an uplink or overlay of their network lose their

@@ -25,13 +25,12 @@ use nightporter_core::store::arena::Arena;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nightporterd::control::{Control, ControlServer};
-use nightporterd::daemon::Daemon;
 use nightporterd::port::Port;
 use nightporterd::port::guest::GuestPort;
 use nightporterd::port::tap::TapPort;
 use nightporterd::port::vhost_user::{VhostUserConfig, VhostUserPort};
 use nightporterd::vhost::listener::Access;
-use nightporterd::worker::WorkerConfig;
+use nightporterd::worker::{Worker, WorkerConfig};
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use zerocopy::IntoBytes;
@@ -184,7 +183,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
 /// A daemon that never sleeps, with its control in the same thread, and the other ends of its
 /// ports.
 struct Host {
-    daemon: Daemon,
+    worker: Worker,
     control: Control,
     /// The control socket's file, which has no name any more.
     socket: OwnedFd,
@@ -205,10 +204,10 @@ impl Host {
         let engine = Engine::new(Instant::ZERO, config, arena);
         let busy_poll = Duration::from_secs(1 << 30);
         let config = WorkerConfig { busy_poll, epoch: NonZeroU64::MIN };
-        let mut daemon = Daemon::new(&config, engine).expect("a daemon");
+        let mut worker = Worker::new(&config, engine).expect("a worker");
         let path = temporary("control");
         let operators = ControlServer::new(&path).expect("a socket");
-        let control = daemon.set_control(operators).expect("epoll");
+        let control = Control::beside(&mut worker, operators).expect("epoll");
         let socket = rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
         std::fs::remove_file(&path).expect("the socket");
         let wires = [PORTS[0], PORTS[1]].map(|name| {
@@ -226,13 +225,13 @@ impl Host {
                 name if name == PORTS[1] => PortConfig::guest(name, config),
                 name => PortConfig::uplink(name),
             };
-            daemon.add_port(Port::Uplink(TapPort::from_fd(ours)), config).expect("a port");
+            worker.add_port(Port::Uplink(TapPort::from_fd(ours)), config).expect("a port");
             File::from(theirs)
         });
-        daemon.add_port(vm(), PortConfig::guest(VM, GuestConfig::default())).expect("a port");
+        worker.add_port(vm(), PortConfig::guest(VM, GuestConfig::default())).expect("a port");
         let socket = socket.expect("it is there");
         let mut host = Self {
-            daemon,
+            worker,
             control,
             socket,
             wires,
@@ -263,7 +262,7 @@ impl Host {
     fn looks(&mut self) {
         for _ in 0..LOOKS * TURNS {
             self.control.turn_at_once().expect("the event loop");
-            self.daemon.turn_at_once().expect("the event loop");
+            self.worker.turn_at_once().expect("the event loop");
         }
         for wire in &mut self.wires {
             while wire.read(&mut [0; 4096]).is_ok_and(|n| n > 0) {}

@@ -38,8 +38,8 @@ const HOUSES: &[House] = &[
     House {
         crate_dir: "daemon",
         rooms: &[
-            ("start", &["arguments", "daemon", "daemon_user", "host_check", "sandbox", "start"]),
-            ("control", &["change", "control", "desk"]),
+            ("start", &["arguments", "daemon_user", "host_check", "sandbox", "start"]),
+            ("control", &["change", "control"]),
             ("worker", &["arena_file", "booster", "worker"]),
             ("sockets", &["toe"]),
             ("port", &["port", "token"]),

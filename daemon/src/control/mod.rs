@@ -1,7 +1,7 @@
 //! Control: a thread with an epoll set of its own, for work that is not about frames. It serves
-//! operators and scrapers, takes signals, and makes changes. It may wait, for a file or the kernel.
-//! The desk, between two turns of the worker, executes the requests that need the engine, and has
-//! the rest so far (docs/design/control.md).
+//! operators and scrapers, takes signals, makes changes, and talks to the registry. It may wait for
+//! a file or the kernel. The worker executes the requests that need the engine, between two of its
+//! turns (docs/design/control.md).
 //!
 //! It and the worker's thread know of each other only [`Order`]s and [`Report`]s. A client whose
 //! request the worker has is held until the report is there.
@@ -39,6 +39,7 @@ use crate::supervisor::Supervisor;
 use crate::timer::monotonic_now;
 use crate::token::{Token, watch_for};
 use crate::watchdog;
+use crate::worker::Worker;
 use crate::worker::orders::{
     Client, ControlMail, Order, Report, WorkerMail, WorkerStatus, worker_mail,
 };
@@ -105,17 +106,28 @@ pub(crate) struct ControlThread {
     bell: Bell,
     /// Its other end goes with the thread.
     ended: Receiver<()>,
+    /// How long its end is waited for.
+    end_max: std::time::Duration,
 }
 
 impl Drop for ControlThread {
     fn drop(&mut self) {
         self.bell.ring();
         // The control socket's file goes with it. It may wait for something.
-        let _ = self.ended.recv_timeout(END_MAX);
+        let _ = self.ended.recv_timeout(self.end_max);
     }
 }
 
 impl Control {
+    /// For operators alone, in turns of its own instead of a thread. For tests. Errors: the
+    /// system's.
+    pub fn beside(worker: &mut Worker, operators: ControlServer) -> io::Result<Self> {
+        let endpoints = Endpoints { operators: Some(operators), ..Endpoints::default() };
+        let (control, mail) = Self::new(endpoints)?;
+        worker.set_mail(mail)?;
+        Ok(control)
+    }
+
     /// With the worker's end of its mail. Errors: the system's.
     pub(crate) fn new(mut endpoints: Endpoints) -> io::Result<(Self, WorkerMail)> {
         let (worker, mail) = worker_mail()?;
@@ -179,7 +191,7 @@ impl Control {
                 tracing::error!(%error, "control's event loop failed");
             }
         })?;
-        Ok(ControlThread { bell, ended: has_ended })
+        Ok(ControlThread { bell, ended: has_ended, end_max: END_MAX })
     }
 
     /// One turn that never sleeps, for callers that have no thread for it. Errors: the system's.
@@ -271,8 +283,9 @@ impl Control {
                     }
                 }
                 Ok(Some(Report::Listeners(vm, listeners))) => {
-                    let directory = self.directory.iter_mut();
-                    directory.for_each(|it| it.handle_listeners(&vm, listeners.clone()));
+                    if let Some(directory) = &mut self.directory {
+                        directory.handle_listeners(&vm, listeners);
+                    }
                 }
                 Ok(Some(Report::Step(result))) => self.handle_step(result),
                 Ok(Some(Report::End(client))) => {
@@ -320,7 +333,7 @@ impl Control {
 
     /// The worker's part of a status, and that of the process.
     fn whole(&self, now: Instant, status: WorkerStatus) -> Status {
-        let WorkerStatus { mut ports, fabric, listener_changes, is_stopping } = status;
+        let WorkerStatus { mut ports, fabric, listener_changes } = status;
         // One that was removed and added meanwhile was seen twice.
         let mut names = BTreeSet::new();
         ports.retain(|port| names.insert(port.name.clone()));
@@ -331,7 +344,7 @@ impl Control {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
             uptime_s: now.since(self.started).as_millis() / 1000,
-            stopping: is_stopping,
+            stopping: self.stops,
             log_lines_lost: log::lines_lost(),
             stalls: watchdog::stalls(),
             refused_calls: refused::count(),
@@ -474,3 +487,6 @@ impl Control {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,11 +4,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use nightporter_api::Only;
 use nightporter_core::time::Instant;
-use nightporter_core::wire::packet::{Ip, L4, Net, Packet};
+use nightporter_core::wire::packet::{Ip, L4, Net};
+
+use super::watch::Crossing;
 
 /// Bytes of records that may wait for a slow reader; then frames are missed, and counted. A reader
 /// that loses its processor for 100 ms misses none at 2.6 Gbit/s. Taken only while it is slow.
-pub(crate) const BUFFER_BYTES_MAX: usize = 32 << 20;
+pub(super) const BUFFER_BYTES_MAX: usize = 32 << 20;
 /// Nanosecond pcap, by its first four bytes in host order (draft-ietf-opsawg-pcap, section 4).
 const MAGIC_NS: u32 = 0xa1b2_3c4d;
 /// Larger than any super-segment.
@@ -30,20 +32,19 @@ fn file_header() -> Vec<u8> {
 
 /// The frames that a client wants, and how much of each.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Taking {
-    pub(crate) snap_bytes: Option<u32>,
-    pub(crate) only: Only,
+pub(super) struct Taking {
+    pub(super) snap_bytes: Option<u32>,
+    pub(super) only: Only,
 }
 
 impl Taking {
-    fn wants(&self, parts: &[&[u8]]) -> bool {
+    fn wants(&self, crossing: &Crossing<'_>) -> bool {
         if self.only == Only::default() {
             return true;
         }
-        let frame = parts.concat();
-        let Ok(packet) = Packet::parse(&frame) else { return false };
+        let Some((packet, frame)) = crossing.packet() else { return false };
         let (hosts, ports) = match packet.net {
-            Net::Ip(ip) => ([ip.src.to_ip(), ip.dst.to_ip()], ports_of(&ip, &frame)),
+            Net::Ip(ip) => ([ip.src.to_ip(), ip.dst.to_ip()], ports_of(&ip, frame)),
             Net::Arp(arp) => ([arp.sender_ip.into(), arp.target_ip.into()], None),
             Net::Other => return false,
         };
@@ -66,19 +67,19 @@ fn ports_of(ip: &Ip, frame: &[u8]) -> Option<[u16; 2]> {
 
 /// Frames of one port on their way to one client.
 #[derive(Debug)]
-pub(crate) struct Capture {
+pub(super) struct Capture {
     /// Wall-clock nanoseconds at instant zero: monotonic time alone means nothing in a file.
     epoch_ns: u64,
     taking: Taking,
     buffer: Vec<u8>,
     /// Frames that found the buffer full.
-    pub(crate) missed: u64,
+    pub(super) missed: u64,
 }
 
 impl Capture {
     /// Starts at `now`, which is the wall clock's now.
     #[must_use]
-    pub(crate) fn new(now: Instant, taking: Taking) -> Self {
+    pub(super) fn new(now: Instant, taking: Taking) -> Self {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let wall_ns = u64::try_from(wall.as_nanos()).unwrap_or(u64::MAX);
         let epoch_ns = wall_ns.saturating_sub(now.as_nanos());
@@ -88,15 +89,16 @@ impl Capture {
     /// Starts one that gives a moment the same time as `other` does, so that captures of two ports
     /// can be put in order, turn by turn.
     #[must_use]
-    pub(crate) fn beside(other: &Self, taking: Taking) -> Self {
+    pub(super) fn beside(other: &Self, taking: Taking) -> Self {
         Self { epoch_ns: other.epoch_ns, taking, buffer: file_header(), missed: 0 }
     }
 
-    /// Records one frame, given in pieces, if it is wanted.
-    pub(crate) fn record(&mut self, now: Instant, parts: &[&[u8]]) {
-        if !self.taking.wants(parts) {
+    /// Records one frame, if it is wanted.
+    pub(super) fn record(&mut self, crossing: &Crossing<'_>) {
+        if !self.taking.wants(crossing) {
             return;
         }
+        let (now, parts) = (crossing.now, crossing.parts);
         let len: usize = parts.iter().map(|p| p.len()).sum();
         let kept = self.taking.snap_bytes.map_or(len, |most| len.min(most as usize));
         if self.buffer.len() + 16 + kept > BUFFER_BYTES_MAX {
@@ -117,7 +119,7 @@ impl Capture {
     }
 
     /// The bytes since the last call; first of all the file's header.
-    pub(crate) fn take(&mut self) -> Vec<u8> {
+    pub(super) fn take(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.buffer)
     }
 }
@@ -126,14 +128,21 @@ impl Capture {
 mod tests {
     use pcap_file::pcap::PcapReader;
 
+    use nightporter_core::port::PortId;
+
+    use super::super::watch::Direction;
     use super::*;
+
+    fn record(capture: &mut Capture, now: Instant, parts: &[&[u8]]) {
+        capture.record(&Crossing::new(now, PortId(0), Direction::ToPort, parts));
+    }
 
     #[test]
     fn another_implementation_reads_what_is_written() {
         let start = Instant::from_millis(7);
         let mut capture = Capture::new(start, Taking::default());
-        capture.record(start, &[b"headers", b"payload"]);
-        capture.record(Instant::from_millis(9), &[&[0x55; 65_000]]);
+        record(&mut capture, start, &[b"headers", b"payload"]);
+        record(&mut capture, Instant::from_millis(9), &[&[0x55; 65_000]]);
         let file = capture.take();
         let mut reader = PcapReader::new(&file[..]).unwrap();
         let first = reader.next_packet().unwrap().unwrap().into_owned();
@@ -175,7 +184,7 @@ mod tests {
                 let mut capture =
                     Capture::new(Instant::ZERO, Taking { snap_bytes: Some(20), only });
                 let (head, rest) = frame.split_at(14);
-                capture.record(Instant::ZERO, &[head, rest]);
+                record(&mut capture, Instant::ZERO, &[head, rest]);
                 let file = capture.take();
                 let first = PcapReader::new(&file[..])
                     .unwrap()
@@ -192,7 +201,7 @@ mod tests {
         let mut first = Capture::new(Instant::from_millis(7), Taking::default());
         let mut second = Capture::beside(&first, Taking::default());
         for capture in [&mut first, &mut second] {
-            capture.record(Instant::from_millis(9), &[b"a frame"]);
+            record(capture, Instant::from_millis(9), &[b"a frame"]);
         }
         assert_eq!(first.take(), second.take());
     }
@@ -202,7 +211,7 @@ mod tests {
         let mut capture = Capture::new(Instant::ZERO, Taking::default());
         let frames = BUFFER_BYTES_MAX / 65_016 + 3;
         for _ in 0..frames {
-            capture.record(Instant::ZERO, &[&[0; 65_000]]);
+            record(&mut capture, Instant::ZERO, &[&[0; 65_000]]);
         }
         assert_eq!(capture.missed, 3);
         assert_eq!(capture.take().len(), 24 + (frames - 3) * 65_016);

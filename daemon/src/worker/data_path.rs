@@ -1,4 +1,4 @@
-//! The data path: the engine, its turns and its ports. The work between turns (`desk`) calls it.
+//! The data path: the engine, its turns and its ports. The executor works on it between turns.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -31,15 +31,15 @@ const BYTES_PER_MBIT: u64 = 125_000;
 
 /// See the module doc.
 #[derive(Debug)]
-pub(crate) struct DataPath {
-    pub(crate) engine: Engine<'static>,
-    pub(crate) turn: Turn,
-    pub(crate) ports: WorkerPorts,
-    pub(crate) heartbeats: Heartbeats,
+pub(super) struct DataPath {
+    pub(super) engine: Engine<'static>,
+    pub(super) turn: Turn,
+    pub(super) ports: WorkerPorts,
+    pub(super) heartbeats: Heartbeats,
     /// Orders to the booster.
-    pub(crate) booster: Booster,
+    pub(super) booster: Booster,
     /// Sockets of guests.
-    pub(crate) toe: Toe,
+    pub(super) toe: Toe,
     /// Of VMs: sockets that take no connections, and connections that are not read, for now.
     pub(super) resting: Resting<Token>,
     /// Devices with queues without notifications.
@@ -53,12 +53,12 @@ pub(crate) struct DataPath {
     /// The ports of open overlays, by the numbers of these.
     pub(super) overlays: BTreeMap<u32, PortId>,
     /// The links of VMs that have changed since control was told, and their listeners.
-    pub(crate) links: BTreeMap<String, (bool, Option<Listeners>)>,
+    pub(super) links: BTreeMap<String, (bool, Option<Listeners>)>,
 }
 
 impl DataPath {
     /// Without ports.
-    pub(crate) fn new(now: Instant, engine: Engine<'static>, epoch: NonZeroU64) -> Self {
+    pub(super) fn new(now: Instant, engine: Engine<'static>, epoch: NonZeroU64) -> Self {
         Self {
             engine,
             turn: Turn::new(TurnConfig::default()),
@@ -78,7 +78,7 @@ impl DataPath {
     }
 
     /// Adds a port; its number. Errors: see [`AddPortError`].
-    pub(crate) fn add_port(
+    pub(super) fn add_port(
         &mut self,
         now: Instant,
         epoll: &Epoll,
@@ -118,7 +118,7 @@ impl DataPath {
 
     /// A VM is about to be removed: hangs up, and begins to end its connections. `true`: they are
     /// many, and not all of them have ended.
-    pub(crate) fn prepare_removal(&mut self, now: Instant, epoll: &Epoll, id: PortId) -> bool {
+    pub(super) fn prepare_removal(&mut self, now: Instant, epoll: &Epoll, id: PortId) -> bool {
         if self.engine.is_ending(id) || self.toe.is_ending(id) {
             return true;
         }
@@ -136,8 +136,8 @@ impl DataPath {
     }
 
     /// The port goes for good. Everything that knows it by its number is told here, so that the
-    /// next port may have the number; `desk` handles its watchers.
-    pub(crate) fn remove_port(&mut self, now: Instant, epoll: &Epoll, id: PortId) {
+    /// next port may have the number; the executor handles its watchers.
+    pub(super) fn remove_port(&mut self, now: Instant, epoll: &Epoll, id: PortId) {
         self.remove_toe(now, epoll, id);
         if let Some(guest) = self.ports.guest_mut(id) {
             guest.port.close();
@@ -173,14 +173,14 @@ impl DataPath {
     }
 
     /// One turn; how many frames, and packets of sockets, it moved.
-    pub(crate) fn turn(&mut self, now: Instant) -> u64 {
+    pub(super) fn turn(&mut self, now: Instant) -> u64 {
         self.ports.now = now;
         let frames = self.turn.run(now, &mut self.engine, &mut self.ports);
         frames.expect("nothing interrupts a turn here") + self.toe.turn(now)
     }
 
     /// Tells guests whether this host controls their congestion, when it is time.
-    pub(crate) fn send_heartbeats(&mut self, now: Instant) {
+    pub(super) fn send_heartbeats(&mut self, now: Instant) {
         let Self { engine, turn, ports, heartbeats, .. } = self;
         if heartbeats.poll_timeout().is_some_and(|at| at <= now) {
             ports.now = now;
@@ -192,13 +192,13 @@ impl DataPath {
     }
 
     /// A VM's rate limit in Mbit/s; `None` is none.
-    pub(crate) fn rate_limit_mbit_s(&self, port: PortId, way: Direction) -> Option<u32> {
+    pub(super) fn rate_limit_mbit_s(&self, port: PortId, way: Direction) -> Option<u32> {
         let limit = self.engine.rate_limit(port, way)? / BYTES_PER_MBIT;
         Some(u32::try_from(limit).unwrap_or(u32::MAX))
     }
 
     /// Another rate limit for a VM.
-    pub(crate) fn set_rate_limit(
+    pub(super) fn set_rate_limit(
         &mut self,
         now: Instant,
         port: PortId,
@@ -211,20 +211,20 @@ impl DataPath {
     }
 
     /// Both rate limits of a VM, and its boost, as its configuration has them.
-    pub(crate) fn set_limits(&mut self, now: Instant, port: PortId, vm: &VmConfig) {
+    pub(super) fn set_limits(&mut self, now: Instant, port: PortId, vm: &VmConfig) {
         self.set_rate_limit(now, port, Direction::FromGuest, vm.rate_limit_from_guest_mbit_s);
         self.set_rate_limit(now, port, Direction::ToGuest, vm.rate_limit_to_guest_mbit_s);
         self.booster.set_vm(&mut self.engine, port, vm);
     }
 
     /// The interface behind an uplink is gone.
-    pub(crate) fn lose(&mut self, now: Instant, port: PortId) {
+    pub(super) fn lose(&mut self, now: Instant, port: PortId) {
         self.ports.lose(port);
         self.turn.set_features(now, &mut self.engine, port, None);
     }
 
     /// An uplink or overlay that was not there is.
-    pub(crate) fn regain(&mut self, now: Instant, epoll: &Epoll, id: PortId, port: Port) {
+    pub(super) fn regain(&mut self, now: Instant, epoll: &Epoll, id: PortId, port: Port) {
         let lost = std::mem::replace(&mut self.ports.of_mut(id).port, port);
         if let Err(error) = self.watch_uplink(epoll, id) {
             let at = self.ports.of_mut(id);
@@ -242,13 +242,13 @@ impl DataPath {
     }
 
     /// No VM gets new promises.
-    pub(crate) fn drain_all(&mut self, now: Instant) {
+    pub(super) fn drain_all(&mut self, now: Instant) {
         self.engine.drain_all(now);
         self.heartbeats.handle_change();
     }
 
     /// Connections with a byte, FIN or RST that is still owed.
-    pub(crate) fn owed(&self) -> u32 {
+    pub(super) fn owed(&self) -> u32 {
         let vms = self.ports.iter().filter_map(|(port, _)| self.engine.vm(port));
         vms.map(|vm| vm.owing_flows).sum()
     }

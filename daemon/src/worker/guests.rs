@@ -96,7 +96,7 @@ impl DataPath {
     }
 
     /// Handles the reports of a vhost-user port.
-    pub(crate) fn handle_guest_events(&mut self, now: Instant, epoll: &Epoll, port: PortId) {
+    pub(super) fn handle_guest_events(&mut self, now: Instant, epoll: &Epoll, port: PortId) {
         while let Some(guest) = self.ports.guest_mut(port)
             && let Some(event) = guest.port.poll_event()
         {

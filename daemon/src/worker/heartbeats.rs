@@ -15,7 +15,7 @@ use nightporter_core::wire::heartbeat::Heartbeat;
 
 /// See the module doc.
 #[derive(Debug)]
-pub(crate) struct Heartbeats {
+pub(super) struct Heartbeats {
     /// The next one, begun whenever control of a guest begins: connections of a time without were
     /// the guest's own to control.
     epoch: NonZeroU64,
@@ -27,22 +27,22 @@ pub(crate) struct Heartbeats {
 
 impl Heartbeats {
     /// The first epoch is `epoch`.
-    pub(crate) const fn new(epoch: NonZeroU64) -> Self {
+    pub(super) const fn new(epoch: NonZeroU64) -> Self {
         Self { epoch, told: Vec::new(), due: Instant::ZERO }
     }
 
     /// When to [`Self::beat`].
-    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
         (self.due < Instant::MAX).then_some(self.due)
     }
 
     /// A guest may have to be told something else.
-    pub(crate) const fn handle_change(&mut self) {
+    pub(super) const fn handle_change(&mut self) {
         self.due = Instant::ZERO;
     }
 
     /// Another guest may have this number: it was told nothing yet.
-    pub(crate) fn forget(&mut self, port: PortId) {
+    pub(super) fn forget(&mut self, port: PortId) {
         if let Some(told) = self.told.get_mut(usize::from(port.0)) {
             *told = None;
         }
@@ -51,7 +51,7 @@ impl Heartbeats {
 
     /// The heartbeats for guests now. For each guest: whether it should have congestion offload,
     /// and whether the host controls its congestion.
-    pub(crate) fn beat(
+    pub(super) fn beat(
         &mut self,
         now: Instant,
         vms: impl Iterator<Item = (PortId, bool, bool)>,

@@ -1,36 +1,47 @@
 //! The worker: one thread that owns the engine and all ports, and runs every event to completion.
 //!
-//! Each round: wait for events (or not, if work is left over); give each to the data path or to the
-//! [`Others`]; take a turn over all ports (`core::turn`); let the others finish. Only the wait
-//! blocks. The worker knows nobody above it.
+//! Each round: wait for events (or not, if work is left over); give each to the data path, or
+//! control's orders to the executor; take a turn over all ports (`core::turn`); let the executor
+//! report. Only the wait blocks. The worker knows nobody above it.
 
-pub(crate) mod capture;
-pub(crate) mod data_path;
+mod capture;
+mod census;
+mod commands;
+mod data_path;
+mod executor;
 mod guests;
 mod heartbeats;
 pub(crate) mod orders;
 mod polling;
-pub(crate) mod ports;
+mod ports;
 mod sockets;
 mod stations;
+mod status;
 pub mod steps;
-pub(crate) mod watch;
+mod survey;
+mod watch;
 
 use std::io;
 use std::num::NonZeroU64;
+use std::os::fd::OwnedFd;
 
-use nightporter_core::engine::Engine;
-use nightporter_core::port::PortId;
+use nightporter_core::engine::{AddPortError, Engine};
+use nightporter_core::port::{PortConfig, PortId};
 use nightporter_core::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollTimeout};
 use nix::sys::resource::{UsageWho, getrusage};
 
+use crate::port::Port;
 use crate::timer::{Timer, monotonic_now};
+use crate::toe::Doors;
 use crate::token::{Token, watch_for};
 use crate::watchdog;
 use data_path::DataPath;
+use executor::Executor;
+use orders::WorkerMail;
 use polling::Polling;
+use steps::{Opened, Step};
 
 /// While polling, frames between two looks at all events, which wake ports that are asleep. A look
 /// costs as much as two or three frames. A turn counts for [`FRAMES_OF_A_TURN`] besides.
@@ -49,21 +60,12 @@ pub struct WorkerConfig {
     pub epoch: NonZeroU64,
 }
 
-/// All that works between two turns and is not about frames.
-pub(crate) trait Others {
-    /// Something happened that is not about a frame.
-    fn handle_event(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath, token: Token);
-    /// A turn is over.
-    fn after_turn(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath);
-    /// When there is something to do by itself.
-    fn poll_timeout(&self) -> Option<Instant>;
-}
-
 /// See the module doc.
 #[derive(Debug)]
-pub(crate) struct Worker {
-    pub(crate) path: DataPath,
-    pub(crate) epoll: Epoll,
+pub struct Worker {
+    path: DataPath,
+    executor: Executor,
+    epoll: Epoll,
     timer: Timer,
     events: [EpollEvent; EVENTS_MAX],
     /// The time of this turn.
@@ -74,14 +76,18 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// A worker without ports. Errors: the system has no epoll or no timer for it.
-    pub(crate) fn new(config: &WorkerConfig, engine: Engine<'static>) -> io::Result<Self> {
+    /// A worker without ports and without control.
+    ///
+    /// # Errors
+    /// The system has no epoll or no timer for it.
+    pub fn new(config: &WorkerConfig, engine: Engine<'static>) -> io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let timer = Timer::new()?;
         watch_for(&epoll, &timer.fd(), Token::Timer)?;
         let now = monotonic_now();
         Ok(Self {
             path: DataPath::new(now, engine, config.epoch),
+            executor: Executor::default(),
             epoll,
             timer,
             events: [EpollEvent::empty(); EVENTS_MAX],
@@ -91,8 +97,84 @@ impl Worker {
         })
     }
 
-    /// One turn: see the module doc. `may_sleep`: it waits for events if there is nothing to do.
-    pub(crate) fn turn(&mut self, others: &mut impl Others, may_sleep: bool) -> io::Result<()> {
+    /// Takes control's orders from now on. Errors: the system's.
+    pub(crate) fn set_mail(&mut self, mail: WorkerMail) -> io::Result<()> {
+        self.executor.set_mail(&self.epoll, mail)
+    }
+
+    /// Adds a port; its number. For tests and benches.
+    ///
+    /// # Errors
+    /// See [`AddPortError`].
+    pub fn add_port(&mut self, port: Port, config: PortConfig) -> Result<PortId, AddPortError> {
+        self.path.add_port(monotonic_now(), &self.epoll, port, config)
+    }
+
+    /// Takes a step of the change that the start is: nothing runs yet that could wait meanwhile.
+    /// Errors: those that should not occur.
+    pub(crate) fn take_step(&mut self, step: Step, opened: Opened) -> Result<(), String> {
+        let Self { path, executor, epoll, .. } = self;
+        executor.take_step(monotonic_now(), epoll, path, step, opened)
+    }
+
+    /// There is a way to guests' sockets on other hosts. Errors: the system's.
+    pub(crate) fn open_doors(&mut self, doors: Doors) -> io::Result<()> {
+        self.path.open_doors(&self.epoll, doors)
+    }
+
+    /// A booster may connect at this socket. Errors: the system's.
+    pub(crate) fn set_booster(&mut self, listener: OwnedFd, rt_priority: u8) -> io::Result<()> {
+        self.path.booster.set_listener(&self.epoll, listener, rt_priority)
+    }
+
+    /// Looks for promises that a predecessor left in the arena; call after all ports were added.
+    pub(crate) fn handle_restart(&mut self) {
+        let reset = self.path.engine.handle_restart(monotonic_now());
+        if reset > 0 {
+            tracing::warn!(reset, "connections lost bytes in the restart and were reset");
+        }
+    }
+
+    /// Works until control says that it stops, or control's thread has ended by a mistake of ours.
+    pub(crate) fn run(&mut self) -> io::Result<()> {
+        while !self.executor.stopped {
+            self.turn()?;
+            if self.executor.control_ended {
+                return Err(io::Error::other("the control thread has ended"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Connections with a byte, FIN or RST that is still owed.
+    pub(crate) fn owed(&self) -> u32 {
+        self.path.owed()
+    }
+
+    /// The overlay with this number.
+    #[cfg(test)]
+    pub(crate) fn overlay_mut(&mut self, vni: u32) -> &mut crate::port::overlay::OverlayPort {
+        self.path.overlay_mut(vni).expect("it is there").1
+    }
+
+    /// One turn: see the module doc.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn turn(&mut self) -> io::Result<()> {
+        self.turn_with(true)
+    }
+
+    /// One turn that never sleeps, for callers that bring the work themselves.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn turn_at_once(&mut self) -> io::Result<()> {
+        self.turn_with(false)
+    }
+
+    /// `may_sleep`: it waits for events if there is nothing to do.
+    fn turn_with(&mut self, may_sleep: bool) -> io::Result<()> {
         let wait = self.next_wait().map(|wait| if may_sleep { wait } else { EpollTimeout::ZERO });
         if wait.is_some() {
             self.since_look = 0;
@@ -114,12 +196,12 @@ impl Worker {
             self.polling.handle_work(now);
         }
         for i in 0..count {
-            self.handle_event(now, others, Token::unpack(self.events[i].data()));
+            self.handle_event(now, Token::unpack(self.events[i].data()));
         }
         if wait.is_some() {
             self.path.hear_front_ends(now, &self.epoll);
         }
-        self.service(now, others);
+        self.service(now);
         watchdog::handle_end(now);
         Ok(())
     }
@@ -145,8 +227,8 @@ impl Worker {
         self.polling.handle_offer(monotonic_now(), taken);
     }
 
-    fn handle_event(&mut self, now: Instant, others: &mut impl Others, token: Token) {
-        let Self { path, epoll, .. } = self;
+    fn handle_event(&mut self, now: Instant, token: Token) {
+        let Self { path, executor, epoll, .. } = self;
         match token {
             Token::Timer => self.timer.handle_expiry(),
             Token::Uplink(port) => path.turn.wake(PortId(port)),
@@ -159,7 +241,7 @@ impl Worker {
             Token::Ucx => {} // in the turn that follows
             Token::BoosterListener => path.booster.accept(epoll),
             Token::Booster => path.booster.hear(epoll),
-            Token::Mail => others.handle_event(now, epoll, path, token),
+            Token::Mail => executor.handle_orders(now, epoll, path),
             Token::Signal
             | Token::Registry
             | Token::Links
@@ -172,7 +254,7 @@ impl Worker {
     }
 
     /// Everything that is due.
-    fn service(&mut self, now: Instant, others: &mut impl Others) {
+    fn service(&mut self, now: Instant) {
         self.path.send_heartbeats(now);
         self.path.look_at_polled(now);
         let frames = self.path.turn(now);
@@ -184,7 +266,7 @@ impl Worker {
             self.polling.handle_work(now);
         }
         self.path.booster.after_turn(now, &mut self.path.engine);
-        others.after_turn(now, &self.epoll, &mut self.path);
+        self.executor.after_turn(now, &self.epoll, &mut self.path);
         let DataPath { engine, booster, heartbeats, resting, polled, announcements, toe, .. } =
             &self.path;
         let deadlines = [
@@ -196,7 +278,7 @@ impl Worker {
             toe.poll_timeout(),
             toe.bulletin_timeout(),
             booster.poll_timeout(),
-            others.poll_timeout(),
+            self.executor.poll_timeout(),
         ];
         self.timer.set(deadlines.into_iter().flatten().min());
     }

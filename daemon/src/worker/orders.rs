@@ -98,7 +98,6 @@ pub(crate) struct WorkerStatus {
     pub(crate) fabric: Option<FabricStatus>,
     /// How often VMs' listeners have changed.
     pub(crate) listener_changes: u64,
-    pub(crate) is_stopping: bool,
 }
 
 /// The subject of an order or report. There is one word at a time about each, or the later one is

@@ -11,30 +11,30 @@ use crate::port::{Lost, Port, Wanted};
 
 /// A port and its name.
 #[derive(Debug)]
-pub(crate) struct NamedPort {
-    pub(crate) name: String,
-    pub(crate) port: Port,
+pub(super) struct NamedPort {
+    pub(super) name: String,
+    pub(super) port: Port,
 }
 
 /// All ports of a worker, by their numbers. A number whose port was removed is vacant until another
 /// port gets it.
 #[derive(Debug)]
-pub(crate) struct WorkerPorts {
-    pub(crate) list: Vec<NamedPort>,
-    pub(crate) watchers: Watchers,
+pub(super) struct WorkerPorts {
+    pub(super) list: Vec<NamedPort>,
+    pub(super) watchers: Watchers,
     /// Uplinks whose interfaces have gone since control was told, and the numbers of these.
-    pub(crate) lost: Vec<(String, u32)>,
+    pub(super) lost: Vec<(String, u32)>,
     /// The time of this turn.
-    pub(crate) now: Instant,
+    pub(super) now: Instant,
 }
 
 impl WorkerPorts {
-    pub(crate) fn new(now: Instant) -> Self {
+    pub(super) fn new(now: Instant) -> Self {
         Self { list: Vec::new(), watchers: Watchers::default(), lost: Vec::new(), now }
     }
 
     /// Adds the port that the engine calls `id`.
-    pub(crate) fn add(&mut self, id: PortId, name: String, port: Port) {
+    pub(super) fn add(&mut self, id: PortId, name: String, port: Port) {
         let new = NamedPort { name, port };
         match self.list.get_mut(usize::from(id.0)) {
             Some(at) => {
@@ -49,38 +49,38 @@ impl WorkerPorts {
     }
 
     /// Takes out what was behind `id`.
-    pub(crate) fn remove(&mut self, id: PortId) -> Port {
+    pub(super) fn remove(&mut self, id: PortId) -> Port {
         let at = self.of_mut(id);
         at.name = String::new();
         std::mem::replace(&mut at.port, Port::Vacant)
     }
 
     /// All ports and their numbers.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (PortId, &NamedPort)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (PortId, &NamedPort)> {
         let all = (0..).map(PortId).zip(&self.list);
         all.filter(|(_, at)| !matches!(at.port, Port::Vacant))
     }
 
-    pub(crate) fn of(&self, port: PortId) -> &NamedPort {
+    pub(super) fn of(&self, port: PortId) -> &NamedPort {
         &self.list[usize::from(port.0)]
     }
 
-    pub(crate) fn of_mut(&mut self, port: PortId) -> &mut NamedPort {
+    pub(super) fn of_mut(&mut self, port: PortId) -> &mut NamedPort {
         &mut self.list[usize::from(port.0)]
     }
 
     /// The vhost-user port behind `port`, if it is one.
-    pub(crate) fn guest_mut(&mut self, port: PortId) -> Option<&mut GuestPort> {
+    pub(super) fn guest_mut(&mut self, port: PortId) -> Option<&mut GuestPort> {
         self.of_mut(port).port.as_guest_mut()
     }
 
     /// The port with this name.
-    pub(crate) fn find(&self, name: &str) -> Option<PortId> {
+    pub(super) fn find(&self, name: &str) -> Option<PortId> {
         self.iter().find(|(_, at)| at.name == name).map(|(id, _)| id)
     }
 
     /// The interface behind `port` is gone.
-    pub(crate) fn lose(&mut self, port: PortId) {
+    pub(super) fn lose(&mut self, port: PortId) {
         let at = &mut self.list[usize::from(port.0)];
         if let Port::Uplink(tap) = &at.port {
             tracing::error!(port = %at.name, "the interface is gone; its traffic is dropped");

@@ -18,7 +18,7 @@ use crate::vhost::{Event, Source};
 
 impl DataPath {
     /// The VM behind a port has a socket device from now on.
-    pub(crate) fn add_toe(
+    pub(super) fn add_toe(
         &mut self,
         now: Instant,
         epoll: &Epoll,
@@ -37,7 +37,7 @@ impl DataPath {
     }
 
     /// And none from now on, if it had one: its sockets end.
-    pub(crate) fn remove_toe(&mut self, now: Instant, epoll: &Epoll, port: PortId) {
+    pub(super) fn remove_toe(&mut self, now: Instant, epoll: &Epoll, port: PortId) {
         if let Some(device) = self.toe.port_mut(port) {
             device.close();
             self.handle_toe_events(now, epoll, port);
@@ -59,7 +59,7 @@ impl DataPath {
     }
 
     /// There is a way to other hosts.
-    pub(crate) fn open_doors(&mut self, epoll: &Epoll, doors: Doors) -> io::Result<()> {
+    pub(super) fn open_doors(&mut self, epoll: &Epoll, doors: Doors) -> io::Result<()> {
         self.toe.open_doors(doors)?;
         self.toe.trust_fd().map_or(Ok(()), |fd| watch_for(epoll, &fd, Token::Trust))?;
         self.toe.ucx_fd().map_or(Ok(()), |fd| watch_for(epoll, &fd, Token::Ucx))?;
@@ -102,7 +102,7 @@ impl DataPath {
     }
 
     /// Obeys what a socket device reports.
-    pub(crate) fn handle_toe_events(&mut self, now: Instant, epoll: &Epoll, port: PortId) {
+    pub(super) fn handle_toe_events(&mut self, now: Instant, epoll: &Epoll, port: PortId) {
         while let Some(device) = self.toe.port_mut(port)
             && let Some(event) = device.poll_event()
         {

@@ -22,7 +22,7 @@ impl DataPath {
     }
 
     /// The overlay with this number, and its port. `None`: it is not there.
-    fn overlay_mut(&mut self, vni: u32) -> Option<(PortId, &mut OverlayPort)> {
+    pub(super) fn overlay_mut(&mut self, vni: u32) -> Option<(PortId, &mut OverlayPort)> {
         let id = *self.overlays.get(&vni)?;
         match &mut self.ports.of_mut(id).port {
             Port::Overlay(overlay) => Some((id, overlay)),
@@ -31,12 +31,12 @@ impl DataPath {
     }
 
     /// Other peers for an overlay.
-    pub(crate) fn set_peers(&mut self, vni: u32, peers: &[SocketAddr]) {
+    pub(super) fn set_peers(&mut self, vni: u32, peers: &[SocketAddr]) {
         self.overlay_mut(vni).into_iter().for_each(|(_, overlay)| overlay.set_peers(peers));
     }
 
     /// A VM of this host has this place.
-    pub(crate) fn place_vm(&mut self, name: &str, place: &VmPlace) {
+    pub(super) fn place_vm(&mut self, name: &str, place: &VmPlace) {
         let Some(port) = self.ports.find(name) else { return };
         self.set_own_ips(port, place.vni, &place.ips);
         self.engine.set_away(port, place.is_away);
@@ -53,7 +53,7 @@ impl DataPath {
     }
 
     /// The sockets, the overlay and the switch know of a station what the registry knows.
-    pub(crate) fn tell_station(
+    pub(super) fn tell_station(
         &mut self,
         key: StationKey,
         elsewhere: Option<&Station>,

@@ -81,20 +81,20 @@ pub(crate) enum Socket {
 
 /// A step that is being taken.
 #[derive(Debug)]
-pub(crate) struct Stepping {
-    pub(crate) step: Step,
-    pub(crate) opened: Opened,
+pub(super) struct Stepping {
+    pub(super) step: Step,
+    pub(super) opened: Opened,
     /// The connections that end with it have begun to.
     begun: bool,
 }
 
 impl Stepping {
-    pub(crate) const fn new(step: Step, opened: Opened) -> Self {
+    pub(super) const fn new(step: Step, opened: Opened) -> Self {
         Self { step, opened, begun: false }
     }
 
     /// Ends the connections that the step ends. `false`: they are many, and not all have ended.
-    pub(crate) fn prepare(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) -> bool {
+    pub(super) fn prepare(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) -> bool {
         match &self.step {
             Step::RemoveVm(name) => {
                 let id = path.ports.find(name);
@@ -115,7 +115,7 @@ impl Stepping {
 impl DataPath {
     /// Takes a step: the clients that watched a port that has gone. Errors: those that should not
     /// occur.
-    pub(crate) fn take_step(
+    pub(super) fn take_step(
         &mut self,
         now: Instant,
         epoll: &Epoll,

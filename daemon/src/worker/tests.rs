@@ -15,13 +15,13 @@ use nightporter_core::port::{GuestConfig, PortConfig, Vlans};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 
+use super::census::FlowSums;
 use super::guests::ANNOUNCEMENTS_PER_TURN;
 use super::orders::{Order, Report, worker_mail};
+use super::survey::PORTS_PER_TURN;
 use super::*;
 use crate::arena_file::{self, ArenaFile};
-use crate::control::{Control, ControlServer, Endpoints, MetricsServer};
-use crate::daemon::Daemon;
-use crate::desk::{FlowSums, PORTS_PER_TURN};
+use crate::control::{Control, ControlServer, ControlThread, Endpoints, MetricsServer};
 use crate::port::Port;
 use crate::port::guest::GuestPort;
 use crate::port::tap::TapPort;
@@ -33,9 +33,11 @@ const B: [u8; 6] = [2, 0, 0, 0, 0, 0xb];
 
 /// A worker with as many uplinks as it has peers.
 struct World {
-    daemon: Daemon,
+    worker: Worker,
     /// Once there are operators.
     control: Option<Control>,
+    /// Or control on a thread of its own.
+    thread: Option<ControlThread>,
     peers: Vec<File>,
     dir: PathBuf,
     _lock: ArenaFile,
@@ -50,17 +52,17 @@ impl World {
         let config = EngineConfig::new(1, [1, 2, 3, 4]);
         let engine = Engine::new(monotonic_now(), config, arena);
         let config = WorkerConfig { busy_poll: Duration::ZERO, epoch: NonZeroU64::MIN };
-        let mut daemon = Daemon::new(&config, engine).unwrap();
+        let mut worker = Worker::new(&config, engine).unwrap();
         let mut peers = Vec::new();
         for port in 0..ports {
             let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
             let (ours, theirs) =
                 socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
             let config = PortConfig::uplink(format!("port{port}"));
-            daemon.add_port(Port::Uplink(TapPort::from_fd(ours)), config).unwrap();
+            worker.add_port(Port::Uplink(TapPort::from_fd(ours)), config).unwrap();
             peers.push(File::from(theirs));
         }
-        Self { daemon, control: None, peers, dir, _lock: lock }
+        Self { worker, control: None, thread: None, peers, dir, _lock: lock }
     }
 
     fn send(&mut self, port: usize, frame: &[u8]) {
@@ -79,17 +81,17 @@ impl World {
     }
 
     fn turn(&mut self) {
-        self.daemon.turn().unwrap();
+        self.worker.turn().unwrap();
     }
 
     /// One turn of control, and of the worker.
     fn turn_of_both(&mut self) {
         self.control.iter_mut().for_each(|control| control.turn_at_once().unwrap());
-        self.daemon.turn_at_once().unwrap();
+        self.worker.turn_at_once().unwrap();
     }
 
     fn port(&self, port: usize) -> nightporter_api::PortStatus {
-        let (path, id) = (&self.daemon.worker.path, PortId(u16::try_from(port).unwrap()));
+        let (path, id) = (&self.worker.path, PortId(u16::try_from(port).unwrap()));
         path.port_status(monotonic_now(), id, path.ports.of(id), &FlowSums::default())
     }
 }
@@ -207,7 +209,7 @@ fn a_frame_longer_than_any_is_dropped_and_counted() {
 /// A client of the control socket who has asked for a status this many times.
 fn asks_for_statuses(w: &mut World, times: usize) -> UnixStream {
     let path = w.dir.join("control");
-    w.control = Some(w.daemon.set_control(ControlServer::new(&path).unwrap()).unwrap());
+    w.control = Some(Control::beside(&mut w.worker, ControlServer::new(&path).unwrap()).unwrap());
     let mut client = UnixStream::connect(&path).unwrap();
     let mut line = serde_json::to_vec(&Request::Status {}).unwrap();
     line.push(b'\n');
@@ -231,7 +233,7 @@ fn statuses(said: &[u8]) -> Vec<Vec<String>> {
 fn who_asks_for_a_status_when_another_has_begun_gets_one_as_well() {
     let mut w = World::new("census", 1);
     let mut client = asks_for_statuses(&mut w, 2);
-    w.daemon.desk.begin_survey();
+    w.worker.executor.survey.begin();
     let mut said = Vec::new();
     while client.read_to_end(&mut said).is_err() {
         w.turn_of_both();
@@ -246,9 +248,9 @@ fn a_status_of_many_ports_takes_many_turns_and_is_formatted_by_control() {
     let mut client = asks_for_statuses(&mut w, 2);
     let (mut said, mut seen, mut turns) = (Vec::new(), 0, 0);
     while client.read_to_end(&mut said).is_err() {
-        let before = w.daemon.desk.looked_at();
+        let before = w.worker.executor.survey.looked_at();
         w.turn_of_both();
-        let now = w.daemon.desk.looked_at();
+        let now = w.worker.executor.survey.looked_at();
         assert!(now <= before + PORTS_PER_TURN);
         (seen, turns) = (seen + now.saturating_sub(before), turns + 1);
     }
@@ -263,7 +265,10 @@ fn a_scrape_costs_the_worker_a_status_and_another_request_nothing() {
     let mut w = World::new("scrape", 1);
     let metrics = MetricsServer::new("127.0.0.1:0".parse().unwrap()).unwrap();
     let at = metrics.address();
-    w.daemon.start_control(Endpoints { metrics: Some(metrics), ..Endpoints::default() }).unwrap();
+    let endpoints = Endpoints { metrics: Some(metrics), ..Endpoints::default() };
+    let (control, mail) = Control::new(endpoints).unwrap();
+    w.thread = Some(control.start(&mail).unwrap());
+    w.worker.set_mail(mail).unwrap();
     let ask = |path: &str| {
         let mut client = TcpStream::connect(at).unwrap();
         write!(client, "GET {path} HTTP/1.1\r\n\r\n").unwrap();
@@ -275,7 +280,7 @@ fn a_scrape_costs_the_worker_a_status_and_another_request_nothing() {
     let (mut scrape, mut said) = (ask("/metrics"), Vec::new());
     scrape.set_nonblocking(true).unwrap();
     while scrape.read_to_end(&mut said).is_err() {
-        w.daemon.turn_at_once().unwrap();
+        w.worker.turn_at_once().unwrap();
     }
     let said = String::from_utf8(said).unwrap();
     assert!(said.contains("nightporter_link_up{port=\"port0\"} 1"), "{said}");
@@ -286,10 +291,10 @@ fn a_daemon_that_has_lost_control_ends_with_an_error() {
     let mut w = World::new("lost", 1);
     let (mail, control) = worker_mail().unwrap();
     let bell = mail.bell();
-    w.daemon.desk.set_mail(&w.daemon.worker.epoll, mail).unwrap();
+    w.worker.set_mail(mail).unwrap();
     drop(control);
     bell.ring();
-    assert!(w.daemon.run().is_err());
+    assert!(w.worker.run().is_err());
 }
 
 #[test]
@@ -297,12 +302,12 @@ fn of_many_requests_one_is_executed_between_two_turns() {
     const CLIENTS: u64 = 5;
     let mut w = World::new("requests", 1);
     let (mail, mut control) = worker_mail().unwrap();
-    w.daemon.desk.set_mail(&w.daemon.worker.epoll, mail).unwrap();
+    w.worker.set_mail(mail).unwrap();
     for client in 0..CLIENTS {
         control.order(Order::Request(client, Request::Flows { vm: None, from: 0 }));
     }
     for client in 0..CLIENTS {
-        w.daemon.turn_at_once().unwrap();
+        w.worker.turn_at_once().unwrap();
         let of = |report: &Option<Report>| match report {
             Some(Report::Reply(client, Reply::Flows(_))) => Some(*client),
             _ => None,
@@ -349,7 +354,7 @@ fn front_end(w: &mut World, name: &str) -> UnixStream {
     let device = device(w, name);
     let port = GuestPort::new(VhostUserPort::new(&device).unwrap(), None);
     let config = PortConfig::guest(name, GuestConfig::default());
-    w.daemon.add_port(Port::Guest(Box::new(port)), config).unwrap();
+    w.worker.add_port(Port::Guest(Box::new(port)), config).unwrap();
     let stream = UnixStream::connect(&device.socket).unwrap();
     stream.set_nonblocking(true).unwrap();
     stream
@@ -358,7 +363,7 @@ fn front_end(w: &mut World, name: &str) -> UnixStream {
 /// So many front-ends that have been let in.
 fn front_ends(w: &mut World, count: usize) -> Vec<UnixStream> {
     let streams = (0..count).map(|n| front_end(w, &format!("vm{n}"))).collect();
-    (0..count).for_each(|_| w.daemon.turn_at_once().unwrap());
+    (0..count).for_each(|_| w.worker.turn_at_once().unwrap());
     streams
 }
 
@@ -382,7 +387,7 @@ fn front_ends_of_many_vms_take_turns() {
     streams.iter_mut().for_each(|stream| stream.write_all(&message(GET_FEATURES)).unwrap());
     let mut answered = Vec::new();
     while answered.iter().sum::<usize>() < VMS {
-        w.daemon.turn_at_once().unwrap();
+        w.worker.turn_at_once().unwrap();
         answered.push(streams.iter().filter(|stream| has_answer(stream)).count());
         assert!(answered.len() < VMS, "{answered:?}");
     }
@@ -401,7 +406,7 @@ fn front_ends_that_always_have_more_to_say_keep_nobody_from_being_heard() {
     streams.iter_mut().for_each(|stream| stream.write_all(&all).unwrap());
     quiet.write_all(&message(GET_FEATURES)).unwrap();
     let waited = (0..TURNS).find(|_| {
-        w.daemon.turn_at_once().unwrap();
+        w.worker.turn_at_once().unwrap();
         has_answer(&quiet)
     });
     assert_eq!(waited, Some(1), "in the second turn");
@@ -411,7 +416,7 @@ fn front_ends_that_always_have_more_to_say_keep_nobody_from_being_heard() {
 fn a_port_that_cannot_be_waited_for_was_not_added() {
     let mut w = World::new("unwatched", 1);
     let add = |w: &mut World, fd: OwnedFd| {
-        w.daemon.add_port(Port::Uplink(TapPort::from_fd(fd)), PortConfig::uplink("late"))
+        w.worker.add_port(Port::Uplink(TapPort::from_fd(fd)), PortConfig::uplink("late"))
     };
     let file = File::create(w.dir.join("file")).unwrap(); // epoll(7) takes none
     assert_eq!(add(&mut w, file.into()), Err(AddPortError::TooManyPorts));
@@ -427,8 +432,8 @@ fn what_is_announced_for_a_trunk_is_told_in_each_of_its_vlans_some_after_each_tu
     let port = GuestPort::new(VhostUserPort::new(&device).unwrap(), None);
     let policy = GuestConfig { vlans: Vlans::Trunk(vlans.clone()), ..GuestConfig::default() };
     let config = PortConfig::guest("vm", policy);
-    let vm = w.daemon.add_port(Port::Guest(Box::new(port)), config).unwrap();
-    w.daemon.worker.path.announce(monotonic_now(), vm, B);
+    let vm = w.worker.add_port(Port::Guest(Box::new(port)), config).unwrap();
+    w.worker.path.announce(monotonic_now(), vm, B);
     let mut told = Vec::new();
     while told.len() < vlans.len() {
         w.turn();
@@ -440,7 +445,7 @@ fn what_is_announced_for_a_trunk_is_told_in_each_of_its_vlans_some_after_each_tu
         }
     }
     assert_eq!(told, vlans);
-    while !w.daemon.worker.path.announcements.is_empty() {
+    while !w.worker.path.announcements.is_empty() {
         w.turn();
     }
     assert!(w.received(0).is_empty());

@@ -1,8 +1,12 @@
-//! Watchers of frames as they pass: captures of a port, and traces of one flow.
+//! Watchers of frames as they cross ports: captures of a port, and traces of one flow.
 //!
-//! Both write into bounded buffers, of which control gets a piece when it has room; a slow reader
-//! misses frames and delays nothing. Without watchers, a frame costs one comparison.
+//! This is the seam at which the monitor is to fill its log (`core::monitor::log`), too. A watcher
+//! gets each frame as a [`Crossing`], which is read once for all of them. Without watchers, a frame
+//! costs one comparison. Both write into bounded buffers, of which control gets a piece when it has
+//! room; a slow reader misses frames and delays nothing.
 
+use std::borrow::Cow;
+use std::cell::OnceCell;
 use std::fmt::Write as _;
 
 use nightporter_core::engine::Engine;
@@ -23,11 +27,47 @@ const TRACE_BYTES_MAX: usize = 1 << 20;
 
 /// Which way a frame crosses a port.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Direction {
+pub(super) enum Direction {
     /// Into the switch.
     FromPort,
     /// Out of it.
     ToPort,
+}
+
+/// A frame crosses a port.
+#[derive(Debug)]
+pub(super) struct Crossing<'a> {
+    pub(super) now: Instant,
+    at: PortId,
+    way: Direction,
+    /// The frame, in pieces.
+    pub(super) parts: &'a [&'a [u8]],
+    /// The frame in one piece, and what it says, once a watcher wants to know.
+    read: OnceCell<(Cow<'a, [u8]>, Option<Packet>)>,
+}
+
+impl<'a> Crossing<'a> {
+    pub(super) const fn new(
+        now: Instant,
+        at: PortId,
+        way: Direction,
+        parts: &'a [&'a [u8]],
+    ) -> Self {
+        Self { now, at, way, parts, read: OnceCell::new() }
+    }
+
+    /// The frame, read and in one piece. `None`: it cannot be read.
+    pub(super) fn packet(&self) -> Option<(&Packet, &[u8])> {
+        let (frame, packet) = self.read.get_or_init(|| {
+            let frame = match self.parts {
+                [one] => Cow::Borrowed(*one),
+                parts => Cow::Owned(parts.concat()),
+            };
+            let packet = Packet::parse(&frame).ok();
+            (frame, packet)
+        });
+        Some((packet.as_ref()?, frame))
+    }
 }
 
 /// A watcher, for a client of control.
@@ -47,13 +87,13 @@ enum What {
 
 /// All watchers.
 #[derive(Debug, Default)]
-pub(crate) struct Watchers {
+pub(super) struct Watchers {
     list: Vec<Watcher>,
 }
 
 impl Watchers {
     /// How many capture port `at`, and how many frames they missed.
-    pub(crate) fn captures(&self, at: PortId) -> (u32, u64) {
+    pub(super) fn captures(&self, at: PortId) -> (u32, u64) {
         let mut sum = (0, 0);
         for watcher in &self.list {
             if let What::Port(s, capture) = &watcher.what
@@ -67,25 +107,25 @@ impl Watchers {
 
     /// A frame, given in pieces, crosses port `at`.
     #[inline]
-    pub(crate) fn see(&mut self, now: Instant, at: PortId, way: Direction, parts: &[&[u8]]) {
+    pub(super) fn see(&mut self, now: Instant, at: PortId, way: Direction, parts: &[&[u8]]) {
         if !self.list.is_empty() {
-            self.show(now, at, way, parts);
+            self.show(&Crossing::new(now, at, way, parts));
         }
     }
 
     #[cold]
-    fn show(&mut self, now: Instant, at: PortId, way: Direction, parts: &[&[u8]]) {
+    fn show(&mut self, crossing: &Crossing<'_>) {
         for watcher in &mut self.list {
             match &mut watcher.what {
-                What::Port(s, capture) if *s == at => capture.record(now, parts),
+                What::Port(at, capture) if *at == crossing.at => capture.record(crossing),
                 What::Port(..) => {}
-                What::Flow(trace) => trace.see(now, at, way, parts),
+                What::Flow(trace) => trace.see(crossing),
             }
         }
     }
 
     /// Writes down how the traced flows changed in this turn.
-    pub(crate) fn note_states(&mut self, engine: &Engine<'_>) {
+    pub(super) fn note_states(&mut self, engine: &Engine<'_>) {
         for watcher in &mut self.list {
             if let What::Flow(trace) = &mut watcher.what
                 && std::mem::take(&mut trace.touched)
@@ -95,7 +135,7 @@ impl Watchers {
         }
     }
 
-    pub(crate) fn add_capture(&mut self, now: Instant, client: Client, at: PortId, taking: Taking) {
+    pub(super) fn add_capture(&mut self, now: Instant, client: Client, at: PortId, taking: Taking) {
         let running = self.list.iter().find_map(|watcher| match &watcher.what {
             What::Port(_, capture) => Some(capture),
             What::Flow(_) => None,
@@ -107,7 +147,7 @@ impl Watchers {
         self.list.push(Watcher { client, has_room: false, what: What::Port(at, capture) });
     }
 
-    pub(crate) fn add_trace(
+    pub(super) fn add_trace(
         &mut self,
         now: Instant,
         client: Client,
@@ -118,18 +158,18 @@ impl Watchers {
     }
 
     /// The client has room for a piece.
-    pub(crate) fn give_room(&mut self, client: Client) {
+    pub(super) fn give_room(&mut self, client: Client) {
         let watchers = self.list.iter_mut().filter(|watcher| watcher.client == client);
         watchers.for_each(|watcher| watcher.has_room = true);
     }
 
     /// The client is gone.
-    pub(crate) fn remove(&mut self, client: Client) {
+    pub(super) fn remove(&mut self, client: Client) {
         self.list.retain(|watcher| watcher.client != client);
     }
 
     /// The port is gone: returns the clients that captured it, or traced a connection of it.
-    pub(crate) fn remove_port(&mut self, at: PortId) -> Vec<Client> {
+    pub(super) fn remove_port(&mut self, at: PortId) -> Vec<Client> {
         let is_of = |what: &What| match what {
             What::Port(port, _) => *port == at,
             What::Flow(trace) => trace.key.port == at.0,
@@ -139,7 +179,7 @@ impl Watchers {
     }
 
     /// Passes the output of watchers to `sink` whose clients have room for it.
-    pub(crate) fn drain(&mut self, mut sink: impl FnMut(Client, Vec<u8>)) {
+    pub(super) fn drain(&mut self, mut sink: impl FnMut(Client, Vec<u8>)) {
         for watcher in self.list.iter_mut().filter(|watcher| watcher.has_room) {
             let bytes = match &mut watcher.what {
                 What::Port(_, capture) => capture.take(),
@@ -167,34 +207,21 @@ struct Trace {
     touched: bool,
     text: String,
     missed: u64,
-    frame: Vec<u8>,
 }
 
 impl Trace {
     fn new(now: Instant, id: FlowId, key: FlowKey, flow: &Flow) -> Self {
         let state = (flow.state(), flow.why());
         let text = format!("{key}: {} ({})\n", flow.state().label(), flow.why().label());
-        Self {
-            start: now,
-            id,
-            key,
-            base: None,
-            state,
-            touched: false,
-            text,
-            missed: 0,
-            frame: Vec::new(),
-        }
+        Self { start: now, id, key, base: None, state, touched: false, text, missed: 0 }
     }
 
-    fn see(&mut self, now: Instant, at: PortId, way: Direction, parts: &[&[u8]]) {
-        self.frame.clear();
-        parts.iter().for_each(|part| self.frame.extend_from_slice(part));
-        let Ok(packet) = Packet::parse(&self.frame) else { return };
+    fn see(&mut self, crossing: &Crossing<'_>) {
+        let Some((packet, _)) = crossing.packet() else { return };
         let Some((ip, tcp)) = packet.tcp() else { return };
         let port = self.key.port;
-        let at_guest = at == PortId(port);
-        let (from_guest, direction) = match (at_guest, way) {
+        let at_guest = crossing.at == PortId(port);
+        let (from_guest, direction) = match (at_guest, crossing.way) {
             (true, Direction::FromPort) => (true, "G>"),
             (true, Direction::ToPort) => (false, ">G"),
             (false, Direction::FromPort) => (false, "R>"),
@@ -211,7 +238,7 @@ impl Trace {
             let (seq_base, ack_base) = if from_guest { (g, r) } else { (r, g) };
             let line = SegmentLine { direction, tcp, seq_base, ack_base }.to_string();
             self.touched = true;
-            self.write(now, &line);
+            self.write(crossing.now, &line);
         }
     }
 

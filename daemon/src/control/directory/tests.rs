@@ -15,12 +15,11 @@ use nix::sys::epoll::{EpollCreateFlags, EpollTimeout};
 
 use super::*;
 use crate::arena_file;
-use crate::daemon::Daemon;
 use crate::port::Port;
 use crate::port::overlay::OverlayPort;
 use crate::port::shared::Sockets;
-use crate::worker::WorkerConfig;
 use crate::worker::orders::{WorkerMail, worker_mail};
+use crate::worker::{Worker, WorkerConfig};
 
 const START: Instant = Instant::from_secs(1000);
 const VMS: [&str; 3] = ["vm0", "vm1", "vm2"];
@@ -352,31 +351,31 @@ fn sixty_thousand_stations_at_once_take_a_thousand_turns_and_all_arrive() {
     let (arena, _lock) =
         arena_file::open(&dir.0.join("arena"), arena_file::size_for(1, 1)).unwrap();
     let engine = Engine::new(START, EngineConfig::new(1, [1, 2, 3, 4]), arena);
-    let worker = WorkerConfig { busy_poll: Duration::ZERO, epoch: NonZeroU64::MIN };
-    let mut daemon = Daemon::new(&worker, engine).unwrap();
+    let settings = WorkerConfig { busy_poll: Duration::ZERO, epoch: NonZeroU64::MIN };
+    let mut worker = Worker::new(&settings, engine).unwrap();
     let overlay = OverlayPort::open(&config().overlays[0], [1, 2, 3, 4], &Sockets::default());
     let port = Port::Overlay(Box::new(overlay.unwrap()));
-    let id = daemon.add_port(port, PortConfig::uplink("o")).unwrap();
+    worker.add_port(port, PortConfig::uplink("o")).unwrap();
     let notes = World::new().notes;
-    let World { mut directory, mut control, worker, epoll, .. } =
+    let World { mut directory, mut control, worker: mail, epoll, .. } =
         World::with(Box::new(listed), notes);
-    daemon.desk.set_mail(&daemon.worker.epoll, worker).unwrap();
+    worker.set_mail(mail).unwrap();
     let mut turns = 0;
     while directory.has_news || control.waiting() > 0 {
         let _ = epoll.wait(&mut [EpollEvent::empty()], EpollTimeout::ZERO);
         let _ = control.take().unwrap();
         directory.hear(&mut control);
-        daemon.turn_at_once().unwrap();
+        worker.turn_at_once().unwrap();
         turns += 1;
     }
     assert!(turns > STATIONS_MAX / 64 - 1024 / 64, "{turns} turns");
-    (0..1024 / 64).for_each(|_| daemon.turn_at_once().unwrap());
+    (0..1024 / 64).for_each(|_| worker.turn_at_once().unwrap());
     // Who has the address of the last? It is known.
     let mac = key(last).1;
     let (asker, head) = ([2, 0, 0, 0, 0, 1], [8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
     let arp = [&[0xff; 6][..], &asker, &head, &asker, &[10, 0, 0, 1], &[0; 6]].concat();
     let arp = [&arp[..], &[10, 1, mac[4], mac[5]]].concat();
-    let Port::Overlay(overlay) = &mut daemon.worker.path.ports.of_mut(id).port else { panic!() };
+    let overlay = worker.overlay_mut(VNI);
     assert_eq!(overlay.send(START, &VirtioNetHdr::default(), &[&arp]), Sent::Done);
     let mut buf = [0; 100];
     assert!(matches!(overlay.receive(START, &mut buf), Received::Frame(..)));

@@ -10,14 +10,14 @@ use nightporter_api::PortStatus;
 use nightporter_core::port::PortId;
 use nightporter_core::time::Instant;
 
-use super::Desk;
 use super::census::Census;
+use super::data_path::DataPath;
+use super::executor::Executor;
+use super::orders::{Client, Report, WorkerStatus};
 use crate::port::Port;
-use crate::worker::data_path::DataPath;
-use crate::worker::orders::{Client, Report, WorkerStatus};
 
 /// Ports that are looked at after one turn, of some 10 us each.
-pub(crate) const PORTS_PER_TURN: usize = 8;
+pub(super) const PORTS_PER_TURN: usize = 8;
 
 /// How far it is.
 #[derive(Debug, Default)]
@@ -84,7 +84,7 @@ impl Survey {
     }
 }
 
-impl Desk {
+impl Executor {
     /// A turn is over: looks at some more.
     pub(super) fn go_on_surveying(&mut self, now: Instant, path: &DataPath) {
         let stage = std::mem::take(&mut self.survey.stage);
@@ -106,8 +106,8 @@ impl Desk {
             return;
         }
         let listener_changes = path.toe.listener_changes();
-        let (fabric, is_stopping) = (path.toe.fabric_status(), self.stop.is_some());
-        let status = WorkerStatus { ports: rows, fabric, listener_changes, is_stopping };
+        let fabric = path.toe.fabric_status();
+        let status = WorkerStatus { ports: rows, fabric, listener_changes };
         let clients = std::mem::take(&mut self.survey.waiting);
         let for_scrapes = std::mem::take(&mut self.survey.for_scrapes);
         // Those who asked may have gone.

@@ -5,7 +5,7 @@ use nightporter_core::engine::Engine;
 use nightporter_core::port::PortId;
 use nightporter_core::time::{Duration, Instant};
 
-use super::report::{STATES, held_bytes, state_of};
+use super::status::{STATES, held_bytes, state_of};
 
 /// Places for connections that are looked at in one go, some 50 us. With no more of them a count is
 /// done as soon as it is wanted.
@@ -13,7 +13,7 @@ const PLACES_PER_TURN: usize = 1024;
 
 /// Sums over the connections of one port.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct FlowSums {
+pub(super) struct FlowSums {
     pub(super) by_state: [u64; STATES.len()],
     pub(super) held_bytes: u64,
     /// The place of the connection that has owed for the longest.

@@ -15,8 +15,8 @@ use nightporter_core::tcp::stats::FloodStats;
 use nightporter_core::time::{Duration, Instant};
 
 use super::census::FlowSums;
-use crate::worker::data_path::DataPath;
-use crate::worker::ports::NamedPort;
+use super::data_path::DataPath;
+use super::ports::NamedPort;
 
 /// Flows in one reply, some 60 KiB of JSON, and places for flows that are looked at for it.
 const FLOWS_PER_PAGE: usize = 100;
@@ -28,7 +28,7 @@ const STANDS_AFTER: Duration = Duration::from_secs(10);
 const NAMED_MAX: usize = 32;
 
 impl DataPath {
-    pub(crate) fn port_status(
+    pub(super) fn port_status(
         &self,
         now: Instant,
         id: PortId,

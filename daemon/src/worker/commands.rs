@@ -5,13 +5,13 @@ use nightporter_core::engine::{self, Engine};
 use nightporter_core::port::PortId;
 use nightporter_core::time::Instant;
 
-use super::Desk;
-use crate::worker::capture::Taking;
-use crate::worker::data_path::DataPath;
-use crate::worker::orders::{Client, Report};
-use crate::worker::ports::NamedPort;
+use super::capture::Taking;
+use super::data_path::DataPath;
+use super::executor::Executor;
+use super::orders::{Client, Report};
+use super::ports::NamedPort;
 
-impl Desk {
+impl Executor {
     /// Executes a client's request, or begins to.
     pub(super) fn handle_request(
         &mut self,
@@ -23,7 +23,7 @@ impl Desk {
         match request {
             Request::Status {} => self.survey.ask(client),
             request => {
-                let reply = self.execute(now, path, client, request);
+                let reply = self.reply_to(now, path, client, request);
                 self.report(Report::Reply(client, reply));
             }
         }
@@ -35,7 +35,7 @@ impl Desk {
         self.survey.forget(client);
     }
 
-    fn execute(
+    fn reply_to(
         &mut self,
         now: Instant,
         path: &mut DataPath,
