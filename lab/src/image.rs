@@ -211,18 +211,19 @@ impl Image {
         self.and(archive, "sockets")
     }
 
-    /// The same, of user-mode Linux, with what a guest needs that forwards: modules, and this
-    /// machine's iproute2.
+    /// The same, of user-mode Linux, with what a guest needs that forwards: modules, this machine's
+    /// iproute2, and the program of its containers.
     ///
     /// # Errors
-    /// No iproute2, no ldd, or modules missing.
+    /// No iproute2, no cargo, no ldd, or modules missing.
     pub fn with_router(&self) -> Result<Self> {
         let mut archive = Archive::default();
         let files = module_files(&self.modules, &ROUTER_MODULES)?;
         for (order, path) in files.iter().enumerate() {
             add_module(&mut archive, 40 + order, path)?;
         }
-        add_dynamic(&mut archive, [(IP, installed("ip")?), (TC, installed("tc")?)])?;
+        let peer = built("nightporter-guest", Artifact::Dynamic("nightporter-lab-peer"))?;
+        add_dynamic(&mut archive, [(IP, installed("ip")?), (TC, installed("tc")?), (PEER, peer)])?;
         self.and(archive, "router")
     }
 

@@ -5,21 +5,24 @@
 //!   R ══ host ══ guest ── inner ══ eth0, a network namespace with the data service
 //! ```
 //!
+//! A container behind a translation of addresses opens connections itself, too.
+//!
 //! Each case is uploaded to with the offload and without, by turns, so that both have the same
 //! machine. Each upload has an address of the container for itself: R remembers the MTU of a way,
 //! and the host a server that is far, for ten minutes each.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use nightporter_guest::control::{Command, Reply};
 use nightporter_guest::data::Header;
+use nightporter_guest::peer::{Ask, Peer, Told};
 use serde_json::Value;
 
 use super::MB;
-use crate::host;
-use crate::image::{IP, IPTABLES, TC};
+use crate::host::{self, remote_address};
+use crate::image::{IP, IPTABLES, PEER, TC};
 use crate::transfer::{Outcome, Upload};
 use crate::world::{Net, World, guest_name};
 
@@ -43,6 +46,9 @@ const PERCENT_MAX: u128 = 120;
 /// So many percent of the bytes that the guest passes on without the offload: copies of a host are
 /// no more than R's.
 const BYTES_PERCENT_MAX: u64 = 120;
+
+/// Connections that the container opens itself, with the offload and without.
+const OUTWARDS: u64 = 4;
 
 /// A way from the guest to its container.
 struct Way {
@@ -72,6 +78,10 @@ const PLAIN: Way = Way {
     stays: true,
     is_bad: false,
 };
+
+/// The same, from the container.
+const BACK: &str =
+    "tc -n container qdisc replace dev eth0 root tbf rate 100mbit burst 15000 limit 4000000";
 
 const NARROW: Way = Way {
     name: "MTU 1400",
@@ -155,7 +165,12 @@ pub(super) fn translated(world: &mut World) -> Result<()> {
     for rule in [published, hidden] {
         run(world, &[&format!("iptables -t nat {rule}")])?;
     }
-    upload_over_all(world, &[PLAIN, NARROW, FAR])
+    upload_over_all(world, &[PLAIN, NARROW, FAR])?;
+    // Once more, because a busy machine may be the cause.
+    transfer_outwards(world)
+        .inspect_err(|why| println!("outwards, once more: {why:#}"))
+        .or_else(|_| transfer_outwards(world))
+        .context("outwards")
 }
 
 fn upload_over_all(world: &mut World, ways: &[Way]) -> Result<()> {
@@ -293,4 +308,87 @@ fn upload_to(world: &World, address: Ipv4Addr, bytes: usize, seed: u64) -> Resul
     let outcome = world.remote().enter(|| upload.send(address, LIMIT)).context("upload")?;
     ensure!(outcome.hash_ok, "the container read something else than was sent");
     Ok(outcome)
+}
+
+/// The container opens connections to R, which sees the guest's address: a download and an upload
+/// over each, with the offload and without, by turns. The way is that of [`PLAIN`] in both
+/// directions.
+fn transfer_outwards(world: &mut World) -> Result<()> {
+    run(world, &[BACK])?;
+    let (name, program) = (CONTAINER.to_owned(), IP.to_owned());
+    let arguments = ["netns", "exec", CONTAINER, PEER].map(str::to_owned).to_vec();
+    let start = Command::Start { name, program, arguments, environment: Vec::new() };
+    world.guests[0].call(&start)?;
+    let mut remote = Peer::default();
+    let at = (remote_address(Net::Nightporter.subnet()), 0).into();
+    let to = match world.remote().enter(|| remote.obey(Ask::Listen { at })) {
+        Told::At { address } => address,
+        other => bail!("no listener: {other:?}"),
+    };
+    let mut times = [[Vec::new(), Vec::new()], [Vec::new(), Vec::new()]];
+    for seed in 0..OUTWARDS {
+        for offload in [seed % 2 == 1, seed % 2 == 0] {
+            world.daemon()?.set_offload(&guest_name(0), offload)?;
+            connect_near(world, &mut remote, to)?;
+            let early_before = world.daemon()?.vm_counter("early_acked_bytes")?;
+            let (bytes, answered) = (2 * MB, true);
+            let asks = [Ask::Receive { bytes, answered }, Ask::Send { bytes, seed, answered }];
+            let [_, down] = both(world, &mut remote, asks)?;
+            let early = world.daemon()?.vm_counter("early_acked_bytes")? - early_before;
+            let least = if offload { bytes as u64 / 2 } else { 0 };
+            let most = if offload { bytes as u64 + 1 } else { 0 };
+            ensure!((least..=most).contains(&early), "{early} bytes acknowledged early");
+            let [up, _] = both(world, &mut remote, [asks[1], asks[0]])?;
+            times[0][usize::from(offload)].push(down);
+            times[1][usize::from(offload)].push(up);
+            let whole = Told::Checked { whole: true };
+            ensure!(remote.obey(Ask::Check { seed }) == whole, "R read something else");
+            ensure!(say(world, Ask::Check { seed })? == whole, "the container read something else");
+        }
+    }
+    for (direction, both) in ["download", "upload"].iter().zip(times) {
+        let [without, with] = both.map(|mut times| {
+            times.sort();
+            Duration::from_nanos(times[times.len() / 4])
+        });
+        println!("outwards, {direction}: {with:?} with the offload, {without:?} without");
+        ensure!(
+            with.as_micros() * 100 <= without.as_micros() * PERCENT_MAX,
+            "the container's {direction} took {with:?} with the offload, {without:?} without"
+        );
+    }
+    Ok(())
+}
+
+/// The container connects until its connection is a near one: its own answer counts (FWD-01).
+fn connect_near(world: &mut World, remote: &mut Peer, to: SocketAddr) -> Result<()> {
+    for _ in 0..ANSWERS {
+        let far_before = world.daemon()?.vm_counter("flows_not_local")?;
+        both(world, remote, [Ask::Connect { to }, Ask::Accept])?;
+        if world.daemon()?.vm_counter("flows_not_local")? == far_before {
+            return Ok(());
+        }
+    }
+    bail!("none of {ANSWERS} answers was quick: the machine is too busy")
+}
+
+/// The container's program and R do as they are asked, at the same time. The nanoseconds of each.
+fn both(world: &mut World, remote: &mut Peer, [container, r]: [Ask; 2]) -> Result<[u64; 2]> {
+    tell(world, container)?;
+    let of_remote = world.remote().enter(|| remote.obey(r));
+    let told = [world.guests[0].hear_peer()?, of_remote];
+    if let Some(failed) = told.iter().find(|told| matches!(told, Told::Failed { .. })) {
+        bail!("{container:?} in the container, {r:?} of R: {failed:?}");
+    }
+    Ok(told.map(|told| if let Told::Done { ns } = told { ns } else { 0 }))
+}
+
+fn say(world: &mut World, ask: Ask) -> Result<Told> {
+    tell(world, ask)?;
+    world.guests[0].hear_peer()
+}
+
+fn tell(world: &mut World, ask: Ask) -> Result<()> {
+    let line = serde_json::to_string(&ask)?;
+    world.guests[0].send(&Command::Say { name: CONTAINER.to_owned(), line })
 }
