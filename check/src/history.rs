@@ -15,7 +15,7 @@ use crate::out::{In, Out};
 use crate::rules::early_acceptance::{self, Acceptable};
 use crate::rules::one_endpoint::has_odd_block;
 use crate::rules::quality::{self, Quality};
-use crate::rules::right_edge;
+use crate::rules::{Memory, ack_order, congestion_marks, endings, fail_stop, liveness, right_edge};
 use crate::stream::Stream;
 use crate::tap::{FlowName, Tapped};
 use crate::wire::{Ip, Seq, Tcp, TcpFlags};
@@ -27,8 +27,30 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(3600);
 /// A clock that was last received so long ago may have gone half way round (`TCP_PAWS_WRAP` of
 /// Linux 6.7: 2,147 s). The host counts in eights of seconds, and may let go by 11 s earlier.
 pub(crate) const PAWS_AGE: Duration = Duration::from_secs(2_136);
-/// Repetitions further apart than this are not of one retransmission.
-const ROUND: Duration = Duration::from_millis(50);
+
+/// Knowledge of a flow and its ends from elsewhere than its frames; the same for later connections
+/// on its ports.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Known {
+    /// Both ends speak classic ECN.
+    pub ecn: bool,
+    /// The host may send for G (congestion offload): not all leaves as G sent it.
+    pub floods: bool,
+    /// G is a router, and its end of the connection is behind it.
+    pub forwards: bool,
+    /// G takes nothing for minutes: all is repeated to it again and again.
+    pub deaf: bool,
+    /// G takes window back now and then.
+    pub shrinks: bool,
+    /// R is known not to.
+    pub net_keeps_window: bool,
+    /// G is sent fragments: the host may not have seen the bytes that G acknowledges.
+    pub fragments: bool,
+    /// Longest IP packet that G's port takes.
+    pub mtu: Option<u16>,
+    /// R, or G, is hostile: it is owed nothing, and less is expected of it.
+    pub hostile: [bool; 2],
+}
 
 /// See the module doc.
 #[derive(Clone, Debug)]
@@ -37,44 +59,20 @@ pub struct History {
     pub name: FlowName,
     /// See `name`.
     pub conn: Option<usize>,
-    /// Both ends speak classic ECN.
-    pub ecn: bool,
-    /// The host may send for G (congestion offload): not all leaves as G sent it.
-    pub floods: bool,
-    /// G is a router, and its end of the connection is behind it.
-    pub forwards: bool,
+    /// See its type.
+    pub known: Known,
     /// It does so now, by the engine's account.
     pub is_flooded: bool,
-    /// It has since G was last shown a window.
-    pub(crate) lent_by_sender: bool,
     /// Time to live of G's last segment.
     pub ttl: Option<u8>,
     /// When the VM last had less budget to spare than a connection may want.
     pub cramped_at: Instant,
     /// Bytes of the VM's budget that are free for more than first windows.
     pub spare: u64,
-    /// The same when R was last told anything.
-    pub spare_told: u64,
-    /// When the host last had a segment that makes it look for more room: not a stranger's, nor a
-    /// SYN-ACK that passes (seeds 45250, 82828).
-    pub(crate) looked_at: Instant,
-    /// The same at R's last segment, before the host has looked at that.
-    pub(crate) spare_when_heard: u64,
-    /// G takes nothing for minutes: all is repeated to it again and again.
-    pub deaf: bool,
-    /// G takes window back now and then.
-    pub shrinks: bool,
-    /// R is known not to.
-    pub net_keeps_window: bool,
-    /// R's newest acknowledgement of G, since when it has acknowledged no more, and that it had
-    /// acknowledged all that G had sent by then.
-    pub(crate) stands: (u64, Instant, bool),
-    /// G is sent fragments: the host may not have seen the bytes that G acknowledges.
-    pub fragments: bool,
-    /// Longest IP packet that G's port takes.
-    pub mtu: Option<u16>,
     /// The memory of the rules about time and quality.
     pub(crate) quality: Quality,
+    /// The memory of the others.
+    pub(crate) rules: Memory,
     /// R, then G.
     pub ends: [End; 2],
     /// The content of R's and G's streams, if it is known.
@@ -93,8 +91,6 @@ pub struct History {
     pub interrupted: bool,
     /// Both sides must see an RST, or R alone.
     pub must_reset: bool,
-    /// Until when R, and G, must have been told.
-    pub tell_by: [Option<Instant>; 2],
     /// See `must_reset`.
     pub must_tell_r: bool,
     /// A middlebox reset it.
@@ -107,47 +103,22 @@ pub struct History {
     pub(crate) heard_from_remote: Instant,
     /// When G last sent anything.
     pub heard_from_guest: Instant,
-    /// G has opened anew on these ports before it acknowledged all bytes that were acknowledged to
-    /// R.
-    pub(crate) owed_before: bool,
-    /// G was silent for so long that the host forgot the flow, and the edge it showed.
-    pub forgotten: bool,
     /// Some of G's segments go past the host, or through it in fragments: R has received more of G
     /// than the host saw.
     pub past: bool,
     /// So did its SYN: the host may have the connection before on these ports.
     pub(crate) opened_past: bool,
-    /// The newest ACK of R that was forwarded to G for bytes that went past the host.
-    pub unseen_ack_to_guest: u64,
     /// R's newest ACK of what G had sent by then: the host's own say no more. Of an R that lies a
     /// later one may wait for the ring until it is true.
     pub(crate) ack_of_sent: u64,
-    /// When R sent its first RST.
-    pub reset_at: Option<Instant>,
-    /// And it lay where the host must believe it.
-    pub reset_is_exact: bool,
     /// Both ends are guests of one host: the frames between the two flows are not seen.
     pub opaque: bool,
-    /// R, or G, is hostile: it is owed nothing, and less is expected of it.
-    pub hostile: [bool; 2],
     /// The bytes that a conforming G would have accepted by now (INV-25).
     pub acceptable: Acceptable,
-    /// End of the newest segment that came with CE and was accepted (INV-24).
-    pub ce_at: Option<u64>,
-    /// R has sent CE since its last CWR.
-    pub ce_seen: bool,
-    /// Since when G has been owed bytes and offered none (INV-18).
-    pub owed_since: Option<Instant>,
     /// Since when the guest has been paused.
     pub paused_since: Option<Instant>,
     /// Since when it has been so with a frame to look at.
     pub silent_since: Option<Instant>,
-    /// How many times it was sent something again since then, and when last.
-    pub repeats_in_pause: u32,
-    /// See `repeats_in_pause`.
-    pub repeated_at: Instant,
-    /// Bytes below this were found in the store (INV-03).
-    pub read_to: u64,
     /// Initial sequence numbers of G's answers to one SYN of R, with what they offered: G may take
     /// the ACK of any (SYN cookies).
     answers: Vec<(u32, Offer)>,
@@ -172,24 +143,13 @@ impl History {
         Self {
             name,
             conn,
-            ecn: false,
-            floods: false,
-            forwards: false,
+            known: Known::default(),
             is_flooded: false,
-            lent_by_sender: false,
             ttl: None,
             cramped_at: Instant::ZERO,
             spare: 0,
-            spare_told: 0,
-            looked_at: Instant::ZERO,
-            spare_when_heard: 0,
-            deaf: false,
-            shrinks: false,
-            net_keeps_window: false,
-            stands: (BASE, Instant::ZERO, true),
-            fragments: false,
-            mtu: None,
             quality: Quality::default(),
+            rules: Memory::default(),
             ends: [End::new(), End::new()],
             streams,
             offline: false,
@@ -199,32 +159,19 @@ impl History {
             broken_by_crash: false,
             interrupted: false,
             must_reset: false,
-            tell_by: [None; 2],
             must_tell_r: false,
             killed: false,
             asks: false,
             idles: false,
             heard_from_remote: Instant::ZERO,
             heard_from_guest: Instant::ZERO,
-            owed_before: false,
-            forgotten: false,
             past: false,
             opened_past: false,
-            unseen_ack_to_guest: 0,
             ack_of_sent: BASE + 1,
-            reset_at: None,
-            reset_is_exact: false,
             opaque,
-            hostile: [false; 2],
             acceptable: Acceptable::default(),
-            ce_at: None,
-            ce_seen: false,
             paused_since: None,
-            owed_since: None,
             silent_since: None,
-            repeats_in_pause: 0,
-            repeated_at: Instant::ZERO,
-            read_to: BASE,
             answers: Vec::new(),
             syn: None,
             next: None,
@@ -303,7 +250,7 @@ impl History {
     /// Between two guests of one host not everything is seen, and a hostile end is owed nothing.
     #[must_use]
     pub fn is_judged(&self) -> bool {
-        !self.opaque && self.hostile == [false; 2]
+        !self.opaque && self.known.hostile == [false; 2]
     }
 
     /// R has acknowledged bytes that G sent past the host.
@@ -335,9 +282,9 @@ impl History {
         self.note_silence(at, from);
         self.asks = from == Side::R && tcp.payload_len <= 1 && !begins;
         self.idles = false;
-        match from {
-            Side::R => self.spare_when_heard = self.spare,
-            Side::G => (self.heard_from_guest, self.ttl) = (at, Some(ip.ttl)),
+        liveness::on_any(self, from);
+        if from == Side::G {
+            (self.heard_from_guest, self.ttl) = (at, Some(ip.ttl));
         }
         let flags = tcp.flags;
         if flags.syn() {
@@ -358,7 +305,7 @@ impl History {
             self.note_reset(at, from, seq);
             return None;
         }
-        self.looked_at = at;
+        liveness::on_look(self, at);
         let mut end = seq + u64::from(tcp.payload_len);
         if flags.fin() {
             self.end_mut(from).fin = Some(end);
@@ -372,7 +319,7 @@ impl History {
         let ack = self.unwrap(from.other(), tcp.ack, self.end(from).acked);
         if from == Side::R {
             let refused = !counts || tcp.flags.ack() && self.is_long_acked(ack);
-            self.note_congestion(ip, tcp, seq, end, !refused);
+            congestion_marks::on_in(self, ip, tcp, (seq, end), !refused);
         }
         let e = self.end_mut(from);
         e.end = e.end.max(end);
@@ -395,7 +342,7 @@ impl History {
         if from == Side::R && ack <= self.end(Side::G).end {
             self.ack_of_sent = self.ack_of_sent.max(ack);
         }
-        let floods = self.floods && from == Side::R;
+        let floods = self.known.floods && from == Side::R;
         let can_have = if self.past { self.end(from.other()).end } else { self.end(from).end_to };
         let e = self.end_mut(from);
         if floods {
@@ -420,14 +367,6 @@ impl History {
         }
     }
 
-    /// R may have acknowledged more, or G have sent the first that R has not.
-    pub(crate) fn note_progress(&mut self, at: Instant) {
-        let (before, since, had_all) = self.stands;
-        let (acked, end) = (self.end(Side::R).acked, self.end(Side::G).end);
-        let stands = acked == before && !had_all;
-        self.stands = (acked, if stands { since } else { at }, end <= acked);
-    }
-
     /// An RST; one of a connection before on these ports ends nothing.
     fn note_reset(&mut self, at: Instant, from: Side, seq: u64) {
         if self.is_of_earlier(from, seq) {
@@ -435,8 +374,8 @@ impl History {
         }
         self.end_mut(from).reset = true;
         if from == Side::R {
-            self.reset_at.get_or_insert(at);
-            self.reset_is_exact |= seq == self.acceptable.end() && seq == self.end(Side::R).ack_to;
+            fail_stop::on_reset(self, at);
+            endings::on_reset(self, seq);
         }
     }
 
@@ -447,7 +386,9 @@ impl History {
             Side::G => self.heard_from_guest,
         };
         let silent = at.since(heard_at);
-        self.forgotten |= silent > FORGOTTEN_AFTER && self.is_open();
+        if silent > FORGOTTEN_AFTER && self.is_open() {
+            right_edge::on_forgotten(self);
+        }
         if silent > PAWS_AGE {
             self.end_mut(from.other()).tsval_to = None;
             self.quality.echoes.forget(from);
@@ -462,22 +403,6 @@ impl History {
     pub(crate) fn is_long_acked(&self, ack: u64) -> bool {
         let r = self.end(Side::R);
         ack + r.edge.saturating_sub(r.acked) < r.acked
-    }
-
-    fn note_congestion(&mut self, ip: &Ip, tcp: &Tcp, seq: u64, end: u64, counts: bool) {
-        let next = self.end(Side::R).ack_to;
-        if tcp.flags.contains(TcpFlags::CWR) {
-            // On what is dropped, or was there already, it may not be seen.
-            self.ce_at = None;
-            self.ce_seen &= !counts || end <= next;
-        }
-        self.ce_seen |= ip.tos & 3 == 3;
-        // Ahead of a hole too: ECE does not wait for the missing bytes (SNOOP-19). Nothing beyond
-        // the window is accepted, nor a probe of a closed one.
-        let taken = counts && end > next && end <= self.end(Side::R).edge_to;
-        if ip.tos & 3 == 3 && self.is_on() && taken && tcp.payload_len > 0 {
-            self.ce_at = Some(if seq == next { end } else { next });
-        }
     }
 
     /// A frame in the flow's terms.
@@ -505,17 +430,7 @@ impl History {
     pub(crate) fn on_out(&mut self, o: &Out<'_>) {
         quality::after_out(self, o);
         self.was_on |= self.is_on() && o.gated;
-        if o.to == Side::G && o.is_repeat(self) && self.paused_since.is_some() {
-            let round = o.at.since(self.repeated_at) > ROUND;
-            self.repeats_in_pause += u32::from(round);
-            self.repeated_at = o.at;
-        }
-        if o.to == Side::G && (o.tcp.payload_len > 0 || o.tcp.flags.fin()) {
-            self.owed_since = None;
-        }
-        if o.to == Side::R && self.looked_at == o.at {
-            self.spare_told = self.spare;
-        }
+        liveness::after_out(self, o);
         let (is_open, is_earlier) = (self.is_open(), self.is_of_earlier(o.to.other(), o.seq));
         let is_refused = self.is_refused(o);
         let e = self.end_mut(o.to);
@@ -538,19 +453,16 @@ impl History {
             let newer = e.tsval_to.is_none_or(|before| Seq(before).lt(Seq(ts.tsval)));
             e.tsval_to = if newer { Some(ts.tsval) } else { e.tsval_to };
         }
-        let sent = self.end(Side::R).end_to;
-        if let Some(ack) = o.ack.filter(|&ack| o.to == Side::G && self.past && ack > sent) {
-            self.unseen_ack_to_guest = ack;
-        }
+        ack_order::after_out(self, o);
         let r = self.end(Side::R);
-        let said = match self.hostile[Side::R as usize] {
+        let said = match self.known.hostile[Side::R as usize] {
             true => self.ack_of_sent,
             false if r.lied > BASE => r.acked, // a lie of what the host keeps lies below G's end
             false => u64::MAX,
         };
         // G may judge a lie by more than it had sent when that came (seed 37737).
         let lie = o.waited && o.ack.is_some_and(|ack| r.lies.contains(&ack));
-        let lends = self.floods && o.to == Side::G;
+        let lends = self.known.floods && o.to == Side::G;
         let ends = lends && right_edge::has_stood_long(self, o.at);
         let unit = 1 << self.shift(Side::R);
         let newest = self.end(o.to.other()).newest.1;
@@ -566,7 +478,9 @@ impl History {
         if takes {
             e.end_to = e.end_to.max(o.end + syn + u64::from(o.tcp.flags.fin()));
         }
-        self.lent_by_sender |= is_shown && self.is_flooded;
+        if is_shown {
+            right_edge::on_shown(self);
+        }
         self.remember_bytes(o);
     }
 

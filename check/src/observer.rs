@@ -22,7 +22,7 @@ use crate::rule::{Rule, Violation};
 use crate::rules::turns::Turns;
 use crate::rules::{
     PAGE_BYTES, budget, check_out, checksums, fail_stop, flooding, held, isolation, late_ack,
-    liveness, parked, quality, recovery, senders,
+    liveness, parked, quality, recovery, right_edge, senders,
 };
 use crate::tap::{FlowName, Tap, Tapped, fingerprint};
 use crate::weight::Weight;
@@ -190,7 +190,7 @@ impl<S: Setting> Observer<S> {
         self.reach.note(h.state, what);
         let sent = h.end(from).end;
         // A hostile end may have told the forger its numbers.
-        let forged = t.forged && !h.hostile[Side::R as usize];
+        let forged = t.forged && !h.known.hostile[Side::R as usize];
         if forged || !whole {
             h.on_in_forged(from, fingerprint, !whole || tcp.flags.syn());
         } else if let Some(s) = h.on_in(t, from, ip, tcp, fingerprint) {
@@ -339,7 +339,7 @@ impl<S: Setting> Observer<S> {
             let flow = view.engine.find_flow(&self.setting.key_of(name, port));
             h.state = flow.map(|f| f.state());
             h.is_flooded = flow.is_some_and(|f| f.departing().is_some());
-            h.lent_by_sender &= h.is_flooded;
+            right_edge::on_step(h);
             match h.state {
                 Some(_) => self.tracked.insert(name),
                 None => self.tracked.remove(&name),
@@ -376,7 +376,7 @@ impl<S: Setting> Observer<S> {
         self.on_rings(now, event);
         let what = Happening::event(event);
         for (_, h) in self.flows.iter_mut().filter(|(name, _)| about(name)) {
-            h.owed_since = None;
+            liveness::on_event(h);
             what.into_iter().for_each(|what| self.reach.note(h.state, what));
         }
         if matches!(event, Event::Crashed | Event::Migrated(_)) {
@@ -401,13 +401,13 @@ impl<S: Setting> Observer<S> {
             }
             Event::DriverReset(g) => {
                 for (_, h) in self.flows.iter_mut().filter(of(g)) {
-                    h.tell_by[1] = None;
+                    h.rules.fail_stop.forgive_guest();
                 }
             }
             Event::Healed | Event::Awaited(_) | Event::DriverBack(_) => {}
             Event::Rebooted(g) => {
                 for (_, h) in self.flows.iter_mut().filter(of(g)) {
-                    h.tell_by = [None; 2];
+                    h.rules.fail_stop.forgive_both();
                     h.broken |= h.promised().is_some();
                     h.interrupted = true;
                     h.must_reset = false;
@@ -420,8 +420,8 @@ impl<S: Setting> Observer<S> {
                 let paused = matches!(event, Event::Paused { .. });
                 for (_, h) in self.flows.iter_mut().filter(of(g)) {
                     h.paused_since = paused.then_some(now);
-                    h.repeats_in_pause = 0;
-                    h.tell_by[1] = None;
+                    liveness::on_pause(h);
+                    h.rules.fail_stop.forgive_guest();
                 }
                 let unseen = matches!(event, Event::Paused { unseen: true, .. });
                 self.paused[usize::from(g)] = paused;
@@ -433,7 +433,7 @@ impl<S: Setting> Observer<S> {
     fn on_gone(&mut self, g: u16, destroyed: bool) {
         self.destroyed[usize::from(g)] |= destroyed;
         for (_, h) in self.flows.iter_mut().filter(|(name, _)| name.guest == g) {
-            h.tell_by = [None; 2];
+            h.rules.fail_stop.forgive_both();
             // A host that owes R bytes resets the flow now; a flow that is acknowledged late and
             // owes nothing may go on (LIFE-06). The host does not know a flow that G opened past it
             // (seed 80044).
@@ -485,7 +485,7 @@ impl<S: Setting> Observer<S> {
         let betrayed = self.flows.values_mut().filter(|h| h.broken_by_crash && arena);
         for h in betrayed.filter(there) {
             h.must_reset = true;
-            h.tell_by = [now + fail_stop::TELL_R, now + fail_stop::TELL_G].map(Some);
+            h.rules.fail_stop.expect(now);
         }
     }
 

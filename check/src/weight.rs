@@ -74,7 +74,7 @@ impl Weight {
     /// A frame goes out.
     pub(crate) fn on_out(&mut self, h: &History, o: &Out<'_>, hdr: &VirtioNetHdr) {
         match o.to {
-            Side::R if h.is_on() && o.gated && h.hostile == [false; 2] => {
+            Side::R if h.is_on() && o.gated && h.known.hostile == [false; 2] => {
                 if h.is_flooded {
                     let again = h.end(Side::R).end_to.saturating_sub(o.seq);
                     self.flooded_bytes += u64::from(o.tcp.payload_len);

@@ -155,27 +155,21 @@ impl History {
         let g = self.end_mut(Side::G);
         let unseen = g.isn.is_none().then(|| std::mem::take(&mut g.tsvals));
         *self = Self {
-            ecn: self.ecn,
-            hostile: self.hostile,
+            known: self.known,
             ttl: self.ttl,
             cramped_at: self.cramped_at,
-            deaf: self.deaf,
-            shrinks: self.shrinks,
-            net_keeps_window: self.net_keeps_window,
-            fragments: self.fragments,
-            mtu: self.mtu,
-            floods: self.floods,
-            forwards: self.forwards,
             offline: self.offline,
             state: self.state,
             paused_since: self.paused_since,
             silent_since: self.silent_since,
-            owed_before,
             syn: self.syn,
             next: self.next,
             earlier,
             ..Self::new(self.name, conn, self.opaque, streams)
         };
+        if owed_before {
+            fail_stop::on_begun_anew(self);
+        }
         for (end, waiting) in self.ends.iter_mut().zip(waiting) {
             end.unchanged = waiting;
         }

@@ -20,5 +20,5 @@ pub(crate) fn is_for_g_to_judge(h: &History, o: &Out<'_>, ack: u64) -> bool {
     let r = h.end(Side::R);
     // Not even G has sent it, or had when the frame was made.
     let lie = ack <= r.lied && (ack > h.end(Side::G).end || o.waited);
-    o.to == Side::G && (lie || h.hostile[Side::R as usize] && ack <= r.acked)
+    o.to == Side::G && (lie || h.known.hostile[Side::R as usize] && ack <= r.acked)
 }

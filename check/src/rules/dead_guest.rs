@@ -30,7 +30,7 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>, destroyed: bool) -> Ensure {
     let idles = h.idles && !h.net_has_unseen() && h.heard_from_remote == o.at;
     let patience = if idles && !shut { T_ALIVE } else { T_PAUSED };
     // Bytes of G that the host sends by its own clock are no answer (FLOOD-23; seed 41164).
-    let is_answer = !(h.floods && (o.tcp.payload_len > 0 || o.tcp.flags.fin()));
+    let is_answer = !(h.known.floods && (o.tcp.payload_len > 0 || o.tcp.flags.fin()));
     match h.silent_since {
         Some(since) if h.asks && is_answer && o.at.since(since) > patience + GRACE => {
             let ms = o.at.since(since).as_millis();

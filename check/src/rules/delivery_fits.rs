@@ -12,7 +12,7 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let fin = o.tcp.flags.fin();
     let end = o.end + u64::from(fin);
     // While they wait for the ring a G that does so may take window back.
-    let edge = if h.shrinks { g.edge_max } else { g.edge };
+    let edge = if h.known.shrinks { g.edge_max } else { g.edge };
     if (o.tcp.payload_len > 0 || fin) && end > g.end_to && end > edge {
         return Err(format!("new bytes {} beyond G's edge", end - edge));
     }

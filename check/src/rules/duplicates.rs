@@ -42,7 +42,7 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
     let due = all_there || is_held(h, s);
     let due = due && plain && s.counts && h.sack() && !r.reset && !h.quality.late.is_late;
     h.quality.copies.again = due.then_some((s.seq, s.end));
-    if h.hostile[Side::R as usize] {
+    if h.known.hostile[Side::R as usize] {
         note_copies(h, s, plain);
     }
 }

@@ -127,7 +127,7 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
     // section 5.3).
     let again = s.end > s.seq && h.quality.waiting.holds(s.seq, s.end);
     let flooded = h.is_flooded;
-    let blocks_sure = sure && h.is_twinned() && h.sack() && !h.floods;
+    let blocks_sure = sure && h.is_twinned() && h.sack() && !h.known.floods;
     let bare = s.end == s.seq && !s.tcp.flags.fin();
     h.quality.echoes.sack.note(blocks_sure, bare, s.ack, s.tcp.options.sack);
     let echoes = &mut h.quality.echoes;
@@ -187,7 +187,7 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     if echoed.is_some() && ts.is_some() && echoed != ts {
         return Err(format!("echo of {echoed:?} to G, R said {ts:?}"));
     }
-    if h.ecn && ece != o.tcp.flags.ece() {
+    if h.known.ecn && ece != o.tcp.flags.ece() {
         return Err(format!("ECE of R is {ece}, toward G it is {}", !ece));
     }
     Ok(())
@@ -205,7 +205,7 @@ fn sack_to_guest(h: &History, o: &Out<'_>) -> Ensure {
     if h.is_flooded && h.is_twinned() && blocks.as_slice().iter().any(is_sent) {
         return Err("SACK blocks to G of what the host has sent for it".to_owned());
     }
-    if !blocks.as_slice().is_empty() && !sack.said.contains(&blocks) && !h.floods {
+    if !blocks.as_slice().is_empty() && !sack.said.contains(&blocks) && !h.known.floods {
         return Err("SACK blocks to G that R did not send".to_owned());
     }
     match sack.due && o.is_stored() && h.is_twinned() && sack.newest != Some(blocks) {

@@ -28,12 +28,20 @@ pub(crate) struct Endings {
     net_reset: Option<Duration>,
     /// Both FINs are acknowledged.
     closed_since: Option<Instant>,
+    /// R's RST lay where the host must believe it.
+    is_exact: bool,
+}
+
+/// R has reset the connection, with this number.
+pub(crate) fn on_reset(h: &mut History, seq: u64) {
+    h.quality.endings.is_exact |= seq == h.acceptable.end() && seq == h.end(Side::R).ack_to;
 }
 
 /// Between two steps of the host.
 pub(crate) fn on_step(h: &mut History, now: Instant, clock: &GuestClock) -> Ensure {
     let (r, g) = (h.end(Side::R), h.end(Side::G));
-    let known = h.hostile == [false; 2] && !h.opaque && !h.past && !h.interrupted && !h.broken;
+    let known =
+        h.known.hostile == [false; 2] && !h.opaque && !h.past && !h.interrupted && !h.broken;
     let known = known && h.was_on && h.is_open() && !h.killed;
     let e = h.quality.endings;
     let since = |is_so: bool, before: Option<Instant>| {
@@ -47,10 +55,10 @@ pub(crate) fn on_step(h: &mut History, now: Instant, clock: &GuestClock) -> Ensu
     let closed = fins && !r.reset && !g.reset && matches!(h.state, Some(State::On | State::Drain));
     let closed_since = since(closed, e.closed_since);
     let live = matches!(h.state, Some(State::On | State::Drain));
-    let waits = known && live && r.reset && h.reset_is_exact && !g.reset && !g.reset_to;
+    let waits = known && live && r.reset && e.is_exact && !g.reset && !g.reset_to;
     let waits = waits && h.paused_since.is_none(); // a pause counts for nothing
     let net_reset = waits.then(|| e.net_reset.unwrap_or(clock.ran(now)));
-    h.quality.endings = Endings { reset_since, net_reset, closed_since };
+    h.quality.endings = Endings { reset_since, net_reset, closed_since, ..e };
     if reset_since.is_some_and(|at| now.since(at) > WITHIN) {
         return Err("R was not told that G has reset".to_owned());
     }

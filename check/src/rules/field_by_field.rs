@@ -153,7 +153,7 @@ fn to_net(h: &History, o: &Out<'_>) -> Ensure {
     let unknown = h.offline && written.peek().is_none();
     match unknown || written.any(|w| w.2 == header) {
         true => Ok(()),
-        false if h.floods => made::data(h, o),
+        false if h.known.floods => made::data(h, o),
         false => Err("a segment to R with another header than G wrote".to_owned()),
     }
 }
@@ -190,7 +190,7 @@ fn sizes(h: &History, o: &Out<'_>) -> Ensure {
         return Err(format!("hdr_len {} for {header} bytes of headers", hdr.hdr_len));
     }
     let mss = h.end(o.to).offer.mss.map_or(default_mss, u32::from);
-    let mtu = h.mtu.filter(|_| o.to == Side::G);
+    let mtu = h.known.mtu.filter(|_| o.to == Side::G);
     let by_mtu = mtu.map_or(u32::MAX, |mtu| u32::from(mtu).saturating_sub(ip + TCP));
     let most = mss.min(by_mtu).max(MSS_MIN) - options_len(o);
     let segment = if hdr.is_gso() { hdr.gso_size.into() } else { o.tcp.payload_len };

@@ -11,13 +11,20 @@ use super::Ensure;
 use crate::history::{History, Side, offset};
 use crate::wire::Seq;
 
+/// The bytes that were found in the store.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Held {
+    /// All below this.
+    read_to: u64,
+}
+
 pub(crate) fn on_step(
     h: &mut History,
     engine: &Engine<'_>,
     flow: Option<&Flow>,
     all: bool,
 ) -> Ensure {
-    if h.broken || h.opaque || h.hostile[Side::G as usize] || !h.is_open() || !h.was_on {
+    if h.broken || h.opaque || h.known.hostile[Side::G as usize] || !h.is_open() || !h.was_on {
         return Ok(());
     }
     let Some(promised) = h.promised() else { return Ok(()) };
@@ -38,8 +45,8 @@ pub(crate) fn on_step(
     if una + (held.end - held.start) < promised {
         return Err("a promise that nobody holds".to_owned());
     }
-    let from = if all { una } else { h.read_to.clamp(una, promised) };
-    h.read_to = promised;
+    let from = if all { una } else { h.rules.held.read_to.clamp(una, promised) };
+    h.rules.held.read_to = promised;
     let (start, end) = (held.start + (from - una), held.start + (promised - una));
     let mut at = from;
     for piece in flow.store().slices(engine.arena(), start, end) {

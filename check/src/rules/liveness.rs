@@ -27,16 +27,75 @@ const REPEATS_IN_PAUSE: u32 = 3;
 /// this.
 const OFFERED_WITHIN: Duration = Duration::from_secs(30);
 
+/// Repetitions further apart than this are not of one retransmission.
+const ROUND: Duration = Duration::from_millis(50);
+
+/// The bytes that G is owed, and the room that R may want.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Liveness {
+    /// Since when G has been owed bytes and offered none.
+    owed_since: Option<Instant>,
+    /// How many times G was sent something again since it was paused, and when last.
+    repeats_in_pause: u32,
+    repeated_at: Instant,
+    /// Bytes of the VM's budget that were free for more than first windows when R was last told
+    /// anything.
+    spare_told: u64,
+    /// The same at R's last segment, before the host has looked at that.
+    spare_when_heard: u64,
+    /// When the host last had a segment that makes it look for more room: not a stranger's, nor a
+    /// SYN-ACK that passes (seeds 45250, 82828).
+    looked_at: Instant,
+}
+
+/// A segment came in.
+pub(crate) fn on_any(h: &mut History, from: Side) {
+    if from == Side::R {
+        h.rules.liveness.spare_when_heard = h.spare;
+    }
+}
+
+/// A segment came in that makes the host look for more room.
+pub(crate) const fn on_look(h: &mut History, at: Instant) {
+    h.rules.liveness.looked_at = at;
+}
+
+/// Something else happened.
+pub(crate) const fn on_event(h: &mut History) {
+    h.rules.liveness.owed_since = None;
+}
+
+/// G is paused, or goes on.
+pub(crate) const fn on_pause(h: &mut History) {
+    h.rules.liveness.repeats_in_pause = 0;
+}
+
+/// A frame has left and was judged; the history does not know of it yet.
+pub(crate) fn after_out(h: &mut History, o: &Out<'_>) {
+    let mut liveness = h.rules.liveness;
+    if o.to == Side::G && o.is_repeat(h) && h.paused_since.is_some() {
+        liveness.repeats_in_pause += u32::from(o.at.since(liveness.repeated_at) > ROUND);
+        liveness.repeated_at = o.at;
+    }
+    if o.to == Side::G && (o.tcp.payload_len > 0 || o.tcp.flags.fin()) {
+        liveness.owed_since = None;
+    }
+    if o.to == Side::R && liveness.looked_at == o.at {
+        liveness.spare_told = h.spare;
+    }
+    h.rules.liveness = liveness;
+}
+
 /// Bytes promised to R are offered to G until G has them (SNOOP-29).
 pub(crate) fn on_step(h: &mut History, now: Instant) -> Ensure {
     let g = h.end(Side::G);
-    let takes = g.edge > g.acked && h.paused_since.is_none() && !h.hostile[Side::G as usize];
+    let takes = g.edge > g.acked && h.paused_since.is_none() && !h.known.hostile[Side::G as usize];
     let on = matches!(h.state, Some(State::On | State::Drain)) && !h.opaque && !h.offline;
     if !(on && takes && h.promised().is_some()) {
-        h.owed_since = None;
+        h.rules.liveness.owed_since = None;
         return Ok(());
     }
-    let since = *h.owed_since.get_or_insert(now);
+    let since = *h.rules.liveness.owed_since.get_or_insert(now);
     if now.since(since) > OFFERED_WITHIN {
         return Err("held bytes were not offered to a guest that takes them".to_owned());
     }
@@ -49,18 +108,19 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let in_pieces = |side: Side| h.end(side).frames + h.end(side).bytes / PIECE;
     let received = in_pieces(Side::R) + in_pieces(Side::G);
     let made = h.end(Side::R).frames_to + h.end(Side::G).frames_to;
-    if made > 2 * received + FOR_TIMERS && !h.deaf {
+    if made > 2 * received + FOR_TIMERS && !h.known.deaf {
         return Err(format!("{made} packets out for what {received} bring in"));
     }
     let r = h.end(Side::R);
     let stuck = r.edge_to.saturating_sub(r.ack_to) < SEGMENT && o.edge > r.edge_to + 3 * SEGMENT;
     let roomy = o.at.since(h.cramped_at) > UPDATE_WITHIN;
     let silent = o.at.since(h.heard_from_guest) > UPDATE_WITHIN && h.paused_since.is_none();
-    if h.repeats_in_pause > REPEATS_IN_PAUSE {
+    let liveness = &h.rules.liveness;
+    if liveness.repeats_in_pause > REPEATS_IN_PAUSE {
         return Err("a paused guest was sent the same again and again".to_owned());
     }
     // It may have grown by the budget that other flows gave back since then (INV-20).
-    let freed = h.spare_when_heard.max(h.spare) > h.spare_told;
+    let freed = liveness.spare_when_heard.max(h.spare) > liveness.spare_told;
     if o.to == Side::R
         && o.gated
         && h.asks

@@ -56,16 +56,28 @@ pub(crate) type Verdict = Result<(), (Rule, String)>;
 /// Bytes of a page of the store.
 pub(crate) const PAGE_BYTES: u64 = 16 * 1024;
 
+/// The memory of rules that are not about time and quality, of a flow; each rule's is its own.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Memory {
+    pub(crate) ack_order: ack_order::AckOrder,
+    pub(crate) congestion_marks: congestion_marks::Marks,
+    pub(crate) fail_stop: fail_stop::FailStop,
+    pub(crate) held: held::Held,
+    pub(crate) liveness: liveness::Liveness,
+    pub(crate) right_edge: right_edge::Edges,
+}
+
 /// Asks every rule that looks at frames on their way out.
 pub(crate) fn check_out(h: &History, o: &Out<'_>, gone: bool) -> Verdict {
     dead_guest::on_out(h, o, gone).map_err(|what| (Rule::DeadGuest, what))?;
     // Not even such a guest speaks for R (SNOOP-24).
-    let for_liar = h.hostile == [false, true] && !h.opaque && !h.fragments && o.to == Side::R;
+    let for_liar =
+        h.known.hostile == [false, true] && !h.opaque && !h.known.fragments && o.to == Side::R;
     if for_liar && !h.past {
         return ack_numbers::on_out(h, o).map_err(|what| (Rule::AckNumbers, what));
     }
     // The host need not speak for a hostile guest, and may send anything to a hostile remote.
-    if h.opaque || h.hostile[Side::G as usize] || h.hostile[o.to as usize] {
+    if h.opaque || h.known.hostile[Side::G as usize] || h.known.hostile[o.to as usize] {
         return Ok(());
     }
     let for_all: [(Rule, Ensure); 8] = [
@@ -79,7 +91,7 @@ pub(crate) fn check_out(h: &History, o: &Out<'_>, gone: bool) -> Verdict {
         (Rule::Immutable, immutable::on_out(h, o)),
     ];
     first_wrong(&for_all)?;
-    if h.hostile[Side::R as usize] {
+    if h.known.hostile[Side::R as usize] {
         field_by_field::foreign_to_guest(h, o).map_err(|what| (Rule::Fields, what))?;
         return duplicates::on_out(h, o).map_err(|what| (Rule::Duplicates, what));
     }

@@ -71,7 +71,7 @@ pub(crate) fn on_in(h: &mut History, from: Side, tcp: &Tcp) {
     if from == Side::R && tcp.payload_len <= 1 && !old && !kept {
         h.quality.news.from_net += 1;
     }
-    if from == Side::G && h.floods {
+    if from == Side::G && h.known.floods {
         note_from_guest(h, tcp);
     }
 }

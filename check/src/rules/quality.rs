@@ -6,7 +6,7 @@ use nightporter_core::time::Instant;
 
 use super::{
     Ensure, Verdict, duplicates, echoes, economy, endings, field_by_field, first_wrong, flooding,
-    late_ack, news, odd_acks, prompt_ack, recovery, senders, windows,
+    late_ack, news, odd_acks, prompt_ack, recovery, right_edge, senders, windows,
 };
 use crate::guest_clock::GuestClock;
 use crate::history::{History, Side};
@@ -52,7 +52,7 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
     windows::on_in(h, s);
     economy::on_in(h, s);
     senders::on_in(h, s);
-    h.note_progress(s.at);
+    right_edge::on_in(h, s.at);
 }
 
 /// Rules that need frames alone, for flows between honest ends.
@@ -102,7 +102,11 @@ impl History {
         let gone = self.past || self.interrupted || self.broken || self.killed || self.must_reset;
         let reset = self.ends.iter().any(|e| e.reset || e.reset_to);
         let on = self.is_on() && !self.offline && self.was_on && self.is_open();
-        on && !gone && !reset && !self.forwards && !self.opaque && self.hostile == [false; 2]
+        on && !gone
+            && !reset
+            && !self.known.forwards
+            && !self.opaque
+            && self.known.hostile == [false; 2]
     }
 
     /// End of R's bytes that came without a hole, its FIN not counted.
@@ -115,7 +119,7 @@ impl History {
     pub(crate) fn segment_for_guest(&self) -> (u64, u64) {
         let options = if self.timestamps() { 12 } else { 0 };
         let offered = self.end(Side::G).offer.mss.unwrap_or(536);
-        let by_mtu = self.mtu.map_or(536, |mtu| mtu.saturating_sub(60)).min(offered);
+        let by_mtu = self.known.mtu.map_or(536, |mtu| mtu.saturating_sub(60)).min(offered);
         (u64::from(offered.max(88)) - options, u64::from(by_mtu.max(88)) - options)
     }
 }

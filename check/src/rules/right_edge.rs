@@ -19,9 +19,50 @@ const AHEAD: u64 = 1 << 20;
 /// intervals that double, may leave it to its guest (FLOOD-12, FLOOD-23, FLOOD-32).
 const STOOD_LONG: Duration = Duration::from_secs(5);
 
+/// Reasons why an edge may move left.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Edges {
+    /// R's newest acknowledgement of G, since when it has acknowledged no more, and that it had
+    /// acknowledged all that G had sent by then.
+    stands: (u64, Instant, bool),
+    /// The host has sent for G since G was last shown a window.
+    lent_by_sender: bool,
+    /// G was silent for so long that the host forgot the flow, and the edge it showed.
+    forgotten: bool,
+}
+
+impl Default for Edges {
+    fn default() -> Self {
+        Self { stands: (BASE, Instant::ZERO, true), lent_by_sender: false, forgotten: false }
+    }
+}
+
+/// R may have acknowledged more, or G have sent the first that R has not.
+pub(crate) fn on_in(h: &mut History, at: Instant) {
+    let (acked, end) = (h.end(Side::R).acked, h.end(Side::G).end);
+    let (before, since, had_all) = h.rules.right_edge.stands;
+    let stands = acked == before && !had_all;
+    h.rules.right_edge.stands = (acked, if stands { since } else { at }, end <= acked);
+}
+
+/// The host has forgotten the flow.
+pub(crate) const fn on_forgotten(h: &mut History) {
+    h.rules.right_edge.forgotten = true;
+}
+
+/// G was shown a window.
+pub(crate) const fn on_shown(h: &mut History) {
+    h.rules.right_edge.lent_by_sender |= h.is_flooded;
+}
+
+/// Between two steps of the host.
+pub(crate) const fn on_step(h: &mut History) {
+    h.rules.right_edge.lent_by_sender &= h.is_flooded;
+}
+
 /// R has acknowledged none of G's bytes for so long.
 pub(crate) fn has_stood_long(h: &History, at: Instant) -> bool {
-    at.since(h.stands.1) >= STOOD_LONG
+    at.since(h.rules.right_edge.stands.1) >= STOOD_LONG
 }
 
 /// G keeps the room that it has used, even if R never showed it.
@@ -30,7 +71,7 @@ fn used(g: &End, r: &End) -> u64 {
 }
 
 pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
-    let ahead = if h.floods { AHEAD + (1 << h.shift(Side::R)) } else { 0 };
+    let ahead = if h.known.floods { AHEAD + (1 << h.shift(Side::R)) } else { 0 };
     let shown = h.end(Side::R).edge_max + ahead;
     if o.to == Side::G && o.gated && !o.tcp.flags.rst() && h.is_open() && o.edge > shown {
         return Err(format!("G is shown {} bytes more than it may be", o.edge - shown));
@@ -39,16 +80,20 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     // A flow is handed back at once, whatever G has used, if R acknowledges nothing for long, and
     // if it claims again and again what it was not sent: G may have sent it past the host
     // (FLOOD-08).
-    let at_once = h.floods && (has_stood_long(h, o.at) || h.end(Side::R).lied > BASE);
-    let honest = h.net_keeps_window && !at_once;
-    let honest = honest && h.hostile == [false; 2] && h.was_on && !h.interrupted && !h.past;
+    let at_once = h.known.floods && (has_stood_long(h, o.at) || h.end(Side::R).lied > BASE);
+    let honest = h.known.net_keeps_window && !at_once;
+    let honest = honest && h.known.hostile == [false; 2] && h.was_on && !h.interrupted && !h.past;
     let to_guest = o.to == Side::G && o.gated && !o.waited && o.ack.is_some() && h.is_open();
     // Of two of R's segments that say the same the later one counts, also if the path has swapped
     // them (seed 81296). Where what was lent has gone, R's edge counts as it was when G last saw
     // one (seeds 3074, 3430).
     let (g, r) = (h.end(Side::G), h.end(Side::R));
     // Lent room lasts as long as the host goes on to send for G.
-    let kept = if h.lent_by_sender { u64::MAX } else { r.newest.1.min(g.told_of).max(used(g, r)) };
+    let kept = if h.rules.right_edge.lent_by_sender {
+        u64::MAX
+    } else {
+        r.newest.1.min(g.told_of).max(used(g, r))
+    };
     let before = g.edge_to.min(kept);
     if to_guest && honest && !o.tcp.flags.rst() && o.edge + unit <= before {
         let left = before - o.edge;
@@ -57,7 +102,12 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let handshake = o.tcp.flags.intersects(TcpFlags::SYN.union(TcpFlags::RST));
     let closed = h.ends.iter().all(|e| e.fin.is_some());
     let reset = h.ends.iter().any(|e| e.reset || e.reset_to);
-    let left = !h.was_on || h.interrupted || h.broken || h.shrinks || h.forgotten || h.past;
+    let left = !h.was_on
+        || h.interrupted
+        || h.broken
+        || h.known.shrinks
+        || h.rules.right_edge.forgotten
+        || h.past;
     // A third lie in a row is believed: the flow leaves at once, whatever it has shown (SNOOP-42).
     let left = left || h.end(Side::R).lied > BASE;
     let left = !o.gated && (left || closed || reset);

@@ -556,7 +556,7 @@ pub(crate) fn on_out(h: &mut History, o: &Out<'_>) -> Ensure {
     }
     let (mss, edge) = (mss(h), h.end(Side::R).edge_max);
     if !h.quality.sending.on && from >= h.end(Side::R).end_to {
-        let mut next = Sending::begin(from, mss, h.sack(), h.ecn);
+        let mut next = Sending::begin(from, mss, h.sack(), h.known.ecn);
         // A host that sent before knows the path, and begins no wider than it ended (RFC 5681
         // section 4.1).
         let before = &h.quality.sending;

@@ -27,7 +27,7 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     // waits for the ring G may take window back, and give it again. Only R knows the end of the
     // bytes that go past the host.
     let unseen = o.to == Side::R && h.net_has_unseen();
-    if h.hostile[Side::R as usize] || h.shrinks || unseen {
+    if h.known.hostile[Side::R as usize] || h.known.shrinks || unseen {
         return Ok(());
     }
     let pure = o.tcp.payload_len == 0 && !o.tcp.flags.fin();

@@ -100,7 +100,7 @@ impl Scene {
             hdr: VirtioNetHdr::default(),
             waited: false,
         };
-        s.h.mtu = Some(1500);
+        s.h.known.mtu = Some(1500);
         s.sees(Side::R, &syn(Side::R), &[]);
         s.leaves(Side::G, &syn(Side::R), &[]);
         s
@@ -515,13 +515,13 @@ fn the_edge_that_the_guest_is_shown_goes_left_only_if_the_remote_moves_it() {
     let less = with(seg(Side::R, 101, 1), |x| x.window = 400);
     for shrinks in [true, false] {
         let mut s = Scene::promised(100);
-        s.h.net_keeps_window = !shrinks;
+        s.h.known.net_keeps_window = !shrinks;
         s.net_sends(&less, &[]);
         s.guest_gets(&less, &[]);
         s.accepted(); // of two that the path has swapped the later one counts (seed 81296)
     }
     let mut s = Scene::promised(100);
-    s.h.net_keeps_window = true;
+    s.h.known.net_keeps_window = true;
     s.net_sends(&seg(Side::R, 101, 1), &[]);
     s.guest_gets(&less, &[]);
     s.refused_by(Rule::RightEdge);
@@ -531,7 +531,7 @@ fn the_edge_that_the_guest_is_shown_goes_left_only_if_the_remote_moves_it() {
 fn the_guest_is_shown_no_more_than_a_mebibyte_beyond_the_remotes_edge() {
     for (floods, field) in [(false, 500), (true, 500 + 8192), (true, 500 + 8194), (false, 501)] {
         let mut s = Scene::open();
-        s.h.floods = floods;
+        s.h.known.floods = floods;
         let shown = with(seg(Side::R, 1, 1), |x| x.window = field);
         s.net_sends(&seg(Side::R, 1, 1), &[]);
         s.guest_gets(&shown, &[]);
@@ -552,7 +552,7 @@ fn what_the_guest_has_used_of_a_loan_goes_only_when_the_remote_acknowledges_noth
     ];
     for (used, idle_ms, ms, fine) in cases {
         let mut s = Scene::open();
-        (s.h.floods, s.h.net_keeps_window) = (true, true);
+        (s.h.known.floods, s.h.known.net_keeps_window) = (true, true);
         s.net_sends(&with(seg(Side::R, 1, 1), |x| x.window = 0), &[]);
         s.guest_gets(&with(seg(Side::R, 1, 1), |x| x.window = 900), &[]);
         s.ms(idle_ms);
@@ -593,7 +593,7 @@ fn a_reset_of_the_guest_reaches_the_remote_at_once() {
 #[test]
 fn of_two_copies_of_a_byte_the_first_counts() {
     let mut s = Scene::open();
-    s.h.hostile = [true, false];
+    s.h.known.hostile = [true, false];
     s.net_sends(&seg(Side::R, 2, 1), &[1; 100]);
     s.net_sends(&seg(Side::R, 1, 1), &[2; 101]);
     s.net_gets(&told(102), &[]);
@@ -606,7 +606,7 @@ fn of_two_copies_of_a_byte_the_first_counts() {
 fn a_byte_older_than_the_syn_is_no_first_copy() {
     for (clock, fine) in [(98, true), (99, false)] {
         let mut s = Scene::asked();
-        s.h.hostile = [true, false];
+        s.h.known.hostile = [true, false];
         s.answers();
         s.net_sends(&with(seg(Side::R, 1, 1), |x| x.timestamps = None), &[]);
         s.net_sends(&with(seg(Side::R, 2, 1), |x| x.timestamps = Some((clock, 500))), &[1; 100]);
@@ -622,7 +622,7 @@ fn a_byte_older_than_the_syn_is_no_first_copy() {
 fn an_ack_of_the_future_is_a_lying_remotes_own() {
     for lies in [true, false] {
         let mut s = Scene::open();
-        s.h.hostile = [lies, false];
+        s.h.known.hostile = [lies, false];
         s.net_sends(&seg(Side::R, 1, 51), &[]);
         s.guest_sends(&with(seg(Side::G, 1, 1), |x| x.flags = PUSH), &[7; 100]);
         s.net_gets(&with(told(1), |x| x.flags = PUSH), &[7; 100]);
@@ -637,7 +637,7 @@ fn an_ack_of_the_future_is_a_lying_remotes_own() {
 fn a_lie_that_waits_for_the_ring_may_become_one_of_what_the_host_has() {
     for waited in [true, false] {
         let mut s = Scene::open();
-        s.h.floods = true;
+        s.h.known.floods = true;
         s.net_sends(&seg(Side::R, 1, 51), &[]);
         s.guest_sends(&with(seg(Side::G, 1, 1), |x| x.flags = PUSH), &[7; 100]);
         s.waited = waited;

@@ -13,7 +13,11 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let past = if h.past { h.end(Side::G).end } else { 0 };
     let on_wire = h.end(Side::R).end_to.max(past);
     let r = h.end(Side::R);
-    if h.floods && h.is_judged() && !h.past && o.ack.is_some_and(|ack| ack > r.acked.max(r.lied)) {
+    if h.known.floods
+        && h.is_judged()
+        && !h.past
+        && o.ack.is_some_and(|ack| ack > r.acked.max(r.lied))
+    {
         return Err("an ACK to G of what R has not acknowledged".to_owned()); // end to end
     }
     match o.ack {

@@ -6,7 +6,7 @@ use crate::history::{History, Side};
 use crate::out::Out;
 
 pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
-    if o.to != Side::R || o.tcp.payload_len == 0 || h.floods {
+    if o.to != Side::R || o.tcp.payload_len == 0 || h.known.floods {
         return Ok(());
     }
     let (sent, emitted) = (h.end(Side::G).bytes, h.end(Side::R).bytes_to);

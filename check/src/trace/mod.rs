@@ -285,7 +285,7 @@ impl Flow {
     fn new(name: FlowName, options: &Options) -> Self {
         let mut history = History::new(name, None, false, None);
         history.offline = true;
-        history.floods = options.sends;
+        history.known.floods = options.sends;
         history.state = (!options.offload && !options.sends).then_some(State::Pass);
         let [r, g, given] = [FIRST; 3].map(Bytes::new);
         Self {
@@ -313,7 +313,7 @@ impl Flow {
         h.on_in(&s.tapped(false), s.from, s.ip, s.tcp, print);
         quality::on_any(h, s.at, s.from, (s.ip, s.tcp));
         let g = h.end(Side::G);
-        h.shrinks |= h.is_open() && g.edge + (1 << h.shift(Side::G)) <= g.edge_max;
+        h.known.shrinks |= h.is_open() && g.edge + (1 << h.shift(Side::G)) <= g.edge_max;
         if s.tcp.flags.syn() {
             if s.from == Side::G && isn != h.end(Side::G).isn {
                 let [r, g, given] = [FIRST; 3].map(Bytes::new);
@@ -323,7 +323,7 @@ impl Flow {
             let offer = if s.tcp.flags.ack() { TcpFlags::NONE } else { TcpFlags::CWR };
             let both = s.tcp.flags.0 & (TcpFlags::ECE | TcpFlags::CWR).0;
             self.ecn[s.from as usize] = both == (TcpFlags::ECE | offer).0;
-            h.ecn = self.ecn == [true; 2];
+            h.known.ecn = self.ecn == [true; 2];
         } else if h.is_open() && !s.tcp.flags.rst() {
             self.sent[s.from as usize].put(at, s.payload());
             if s.tcp.payload_len > SEGMENT && (h.odd() || h.state == Some(State::Pass)) {

@@ -65,19 +65,19 @@ impl Setting for Plan {
         let other = if client == guest { server } else { client };
         let opaque = matches!(other, Machine::Guest(_));
         let mut h = History::new(name, Some(conn), opaque, (!hostile).then_some(streams));
-        h.hostile = [means_harm(other), means_harm(guest)];
+        h.known.hostile = [means_harm(other), means_harm(guest)];
         let shrinks =
             |machine| self.faults.iter().any(|f| f.kind == FaultKind::ShrinkWindow { machine });
         let hostile_remote = |r: &crate::plan::RemotePlan| r.stack.kind == StackKind::Hostile;
-        h.mtu = Some(self.guests[usize::from(name.guest)].mtu);
-        (h.shrinks, h.net_keeps_window) = (shrinks(guest), !shrinks(other));
+        h.known.mtu = Some(self.guests[usize::from(name.guest)].mtu);
+        (h.known.shrinks, h.known.net_keeps_window) = (shrinks(guest), !shrinks(other));
         let hostile_neighbor = |g: u16| guest != Machine::Guest(g) && means_harm(Machine::Guest(g));
-        h.fragments = self.remotes.iter().any(hostile_remote)
+        h.known.fragments = self.remotes.iter().any(hostile_remote)
             || (0..=u16::MAX).take(self.guests.len()).any(hostile_neighbor);
-        h.deaf = self.is_deaf(conn);
+        h.known.deaf = self.is_deaf(conn);
         let guest = &self.guests[usize::from(name.guest)];
-        (h.floods, h.forwards) = (guest.congestion_offload, guest.forwards.is_some());
-        h.ecn = self.stack_of(client).ecn && self.stack_of(server).ecn;
+        (h.known.floods, h.known.forwards) = (guest.congestion_offload, guest.forwards.is_some());
+        h.known.ecn = self.stack_of(client).ecn && self.stack_of(server).ecn;
         Some(h)
     }
 

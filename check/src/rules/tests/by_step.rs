@@ -235,7 +235,7 @@ impl Setting for One {
 
     fn begins(&self, name: FlowName, _: &Tcp) -> Option<History> {
         let mut h = History::new(name, Some(0), false, Some(streams()));
-        h.mtu = Some(1500);
+        h.known.mtu = Some(1500);
         Some(h)
     }
 

@@ -5,7 +5,7 @@ use super::*;
 /// G has handed over three full segments and a piece, of which R was sent the first two.
 fn flooded() -> Scene {
     let mut s = Scene::open();
-    (s.h.floods, s.h.is_flooded) = (true, true);
+    (s.h.known.floods, s.h.is_flooded) = (true, true);
     for place in [1, 1449, 2897] {
         s.guest_sends(&seg(Side::G, place, 1), &[7; 1448]);
     }
@@ -51,7 +51,7 @@ fn of_what_the_host_sends_new_bytes_are_ecn_capable_if_that_was_agreed_on() {
     for (ecn, place, fine) in [(2, 2897, true), (0, 2897, false), (0, 1, true), (2, 1, false)] {
         let mut s = flooded();
         s.h.ends.iter_mut().for_each(|e| e.offer.marks = true);
-        s.h.ecn = true;
+        s.h.known.ecn = true;
         drop(std::mem::take(&mut s.h.quality.sending)); // it took over without marks
         s.net_gets(&with(made(place), |x| x.ecn = ecn), &[7; 1448]);
         if fine { s.accepted() } else { s.refused_by(Rule::Fields) }
@@ -99,7 +99,7 @@ fn duplicate_acks_are_the_hosts_while_it_keeps_anything() {
 fn marks_and_blocks_are_the_hosts_while_it_sends() {
     let run = |flooded_: bool, change: fn(&mut Segment)| {
         let mut s = flooded();
-        s.h.ecn = true;
+        s.h.known.ecn = true;
         let says = with(seg(Side::R, 1, 1), change);
         if !flooded_ {
             s.h.is_flooded = false;
@@ -195,7 +195,7 @@ fn a_guest_that_begins_to_send_past_the_host_is_stopped() {
         (None, false, false),
     ] {
         let mut s = Scene::open();
-        s.h.floods = true;
+        s.h.known.floods = true;
         s.h.quality.flooding.on_syn(s.now);
         s.guest_sends(&seg(Side::G, 1, 1), &[7; 1448]);
         s.net_gets(&seg(Side::G, 1, 1), &[7; 1448]);
