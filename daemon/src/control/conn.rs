@@ -193,10 +193,11 @@ impl<C> Clients<C> {
         Self { places: std::iter::repeat_with(|| None).take(clients).collect(), clock: 0 }
     }
 
-    /// Takes out the client that was unused for longest; its place.
-    pub(crate) fn remove_idlest(&mut self) -> Option<u16> {
+    /// Takes out the client that was unused for longest; its place. Those at some places are left
+    /// alone as long as there are others.
+    pub(crate) fn remove_idlest(&mut self, stays: impl Fn(u16) -> bool) -> Option<u16> {
         let taken = (0..).zip(&self.places).filter_map(|(i, p)| Some((i, p.as_ref()?.0)));
-        let (place, _) = taken.min_by_key(|(_, used)| *used)?;
+        let (place, _) = taken.min_by_key(|(place, used)| (stays(*place), *used))?;
         self.remove(place);
         Some(place)
     }
@@ -331,8 +332,8 @@ mod tests {
         clients.remove(5);
         assert_eq!(clients.insert_beside(100, |_| false), 5);
         assert_eq!(clients.insert_beside(101, |_| false), 2);
-        assert_eq!(clients.remove_idlest(), Some(3));
-        assert_eq!(Clients::<()>::new().remove_idlest(), None);
+        assert_eq!(clients.remove_idlest(|_| false), Some(3));
+        assert_eq!(Clients::<()>::new().remove_idlest(|_| false), None);
     }
 
     #[test]
@@ -344,5 +345,7 @@ mod tests {
         assert_eq!(clients.insert_beside(6, |_| true), 0);
         clients.remove(1);
         assert_eq!(clients.insert_beside(7, |_| true), 1);
+        let freed = [0, 1, 2].map(|_| clients.remove_idlest(|place| place != 0));
+        assert_eq!(freed, [Some(0), Some(2), Some(3)], "then by their age");
     }
 }

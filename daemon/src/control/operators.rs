@@ -82,7 +82,9 @@ impl ControlServer {
                         continue;
                     }
                     // The one unused for longest makes room.
-                    let Some(place) = self.clients.remove_idlest() else { return Err(error) };
+                    let served = self.served();
+                    let idlest = self.clients.remove_idlest(|place| served.contains(&place));
+                    let Some(place) = idlest else { return Err(error) };
                     self.gone.extend(self.known.remove(&place));
                     continue;
                 }
@@ -94,11 +96,7 @@ impl ControlServer {
             self.count += 1;
             let client = self.count;
             let operator = Operator { client, conn, streaming: false, granted: false, held: false };
-            let is_served = |(place, _): &(&u16, &Client)| {
-                self.clients.get(**place).is_some_and(|it| it.held || it.streaming)
-            };
-            let served: Vec<u16> =
-                self.known.iter().filter(is_served).map(|(place, _)| *place).collect();
+            let served = self.served();
             let place = self.clients.insert_beside(operator, |place| served.contains(&place));
             self.gone.extend(self.known.remove(&place));
             let added = self.clients.at(place).map(|c| {
@@ -111,6 +109,13 @@ impl ControlServer {
             }
         }
         Ok(())
+    }
+
+    /// The places of clients that wait for an answer or have a stream.
+    fn served(&self) -> Vec<u16> {
+        let is_served =
+            |place: &u16| self.clients.get(*place).is_some_and(|it| it.held || it.streaming);
+        self.known.keys().copied().filter(is_served).collect()
     }
 
     /// The clients that have gone, or made room for others, since the last call.
