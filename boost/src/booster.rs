@@ -202,10 +202,14 @@ impl Booster {
             Order::Gone { vm } => self.forget(vm),
             Order::Boost { vm, claim, for_us, taken } => {
                 let until = now.saturating_add(for_us.min(1_000_000) * 1000);
+                self.vms.get_mut(&vm).into_iter().for_each(|vm| vm.deferral.wants(until));
                 self.ask(now, vm, Wish { claim, until, taken });
             }
             Order::End { vm } => {
-                self.vms.get_mut(&vm).into_iter().for_each(|vm| vm.waits = None);
+                if let Some(vm) = self.vms.get_mut(&vm) {
+                    vm.waits = None;
+                    vm.deferral.wants(0);
+                }
                 self.end(now, vm, Ended::Served);
             }
             Order::Pong {} => {}
@@ -266,8 +270,10 @@ impl Booster {
                 None => {}
                 Some(Ok(allowed)) => self.begin(now, number, it.wish, allowed),
                 Some(Err(wait)) => {
-                    if wait == Wait::Neighbours {
-                        vm.waits = Some(Waiting { counted: true, ..it });
+                    match wait {
+                        Wait::Neighbours => vm.waits = Some(Waiting { counted: true, ..it }),
+                        Wait::Empty if vm.mode == Mode::Paying => vm.deferral.on_empty(now),
+                        Wait::Empty | Wait::Rests => {}
                     }
                     if let Some(account) = vm.account.as_mut().filter(|_| !it.counted) {
                         account.wait(wait);
@@ -356,12 +362,12 @@ impl Booster {
                         self.end(now, number, ended);
                     }
                 }
-                Mode::Paying => {
-                    if let Err(why) = vm.check_payment(&mut self.journal) {
+                Mode::Normal if !vm.deferral.is_begun() => {}
+                Mode::Paying | Mode::Normal => {
+                    if let Err(why) = vm.check_payment(now, &mut self.journal) {
                         refuse(vm, why);
                     }
                 }
-                Mode::Normal => {}
             }
         }
         self.serve(now);

@@ -18,6 +18,8 @@ pub const SLICE_NS: u64 = 4_000_000;
 pub const LEAST_NS: u64 = 500_000;
 /// Boosts end when the threads have slept longer.
 pub const SLEEP_MAX_NS: u64 = 1_000_000;
+/// A payment is put off for so long at most.
+pub const DEFERRAL_MAX_NS: u64 = 50_000_000;
 /// Ends that are remembered, and how many of them may be waste.
 pub const ENDS: u32 = 32;
 /// A quarter of them.
@@ -225,6 +227,45 @@ impl Row {
     }
 }
 
+/// A VM that is still owed bytes when its budget is empty does not pay yet. While it pays it has
+/// less of its core than without boost: the last flight of a transfer would find it there.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Deferral {
+    /// The daemon says that it is owed bytes, or a turn, until then.
+    owed_until: u64,
+    /// Since its budget was empty, and until it has paid.
+    until: Option<u64>,
+}
+
+impl Deferral {
+    /// The daemon's last word: it wants its core until then. Zero: no longer.
+    pub fn wants(&mut self, until: u64) {
+        self.owed_until = until;
+    }
+
+    /// Its budget is empty. Of one debt the payment is put off once.
+    pub fn on_empty(&mut self, now: u64) {
+        self.until.get_or_insert(now + DEFERRAL_MAX_NS);
+    }
+
+    /// It owes nothing any more.
+    pub fn on_paid(&mut self) {
+        self.until = None;
+    }
+
+    /// It has a debt whose payment is, or was, put off.
+    #[must_use]
+    pub const fn is_begun(&self) -> bool {
+        self.until.is_some()
+    }
+
+    /// It does not pay now.
+    #[must_use]
+    pub fn lasts(&self, now: u64) -> bool {
+        self.until.is_some_and(|until| now < until.min(self.owed_until))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -392,5 +433,25 @@ mod tests {
         assert_eq!(row.room(at + 11 * MS, 0), 4 * MS, "from its beginning on");
         // And what others have meanwhile is of the same row.
         assert_eq!(row.room(at + 11 * MS, 3 * MS), MS);
+    }
+
+    #[test]
+    fn bst_02_a_payment_is_put_off_once_and_only_while_the_vm_is_owed_something() {
+        let mut it = Deferral::default();
+        it.wants(30 * MS);
+        assert!(!it.lasts(0), "its budget has something left");
+        it.on_empty(0);
+        assert!(it.lasts(30 * MS - 1));
+        assert!(!it.lasts(30 * MS), "the daemon has said no more");
+        it.wants(90 * MS);
+        assert!(it.lasts(40 * MS), "it has");
+        it.wants(0);
+        assert!(!it.lasts(41 * MS), "it has what it was owed");
+        it.wants(90 * MS);
+        it.on_empty(41 * MS);
+        assert!(!it.lasts(DEFERRAL_MAX_NS), "for 50 ms in all");
+        it.on_paid();
+        it.on_empty(60 * MS);
+        assert!(it.lasts(60 * MS));
     }
 }

@@ -10,7 +10,7 @@ use crate::favour::{Mode, Vcpu, Weighed, weigh};
 use crate::journal::{Journal, check_plain};
 use crate::lag::{Lag, Share};
 use crate::layout::{Hierarchy, Means};
-use crate::policy::{Account, Allowance, Ended, Row, SLEEP_MAX_NS, Wait};
+use crate::policy::{Account, Allowance, Deferral, Ended, Row, SLEEP_MAX_NS, Wait};
 use crate::process::{Process, Thread};
 use crate::protocol::{Budget, Claim};
 
@@ -98,6 +98,7 @@ pub(crate) struct Vm {
     pub(crate) mode: Mode,
     pub(crate) boost: Option<Boost>,
     pub(crate) waits: Option<Waiting>,
+    pub(crate) deferral: Deferral,
 }
 
 impl Vm {
@@ -127,6 +128,7 @@ impl Vm {
             mode: Mode::Normal,
             boost: None,
             waits: None,
+            deferral: Deferral::default(),
         }
     }
 
@@ -255,7 +257,8 @@ impl Vm {
 
     /// What it owes to its neighbours.
     pub(crate) fn unpaid_ns(&self) -> u64 {
-        if self.mode == Mode::Normal { 0 } else { self.lag.debt_ns() }
+        let owes = self.mode != Mode::Normal || self.deferral.is_begun();
+        if owes { self.lag.debt_ns() } else { 0 }
     }
 
     /// What a boost has to leave of the VM's allowance: also the turn that the kernel gave it after
@@ -343,10 +346,11 @@ impl Vm {
         ended: Ended,
     ) -> Result<u64, String> {
         let Some(boost) = self.boost.take() else { return Ok(0) };
-        let mode = |vm: &Self| {
-            let pays = ended != Ended::TakenBack && vm.lag.debt_ns() > 0;
-            if pays { Mode::Paying } else { Mode::Normal }
-        };
+        if ended == Ended::Budget {
+            self.deferral.on_empty(now);
+        }
+        let mode =
+            |vm: &Self| if ended == Ended::TakenBack { Mode::Normal } else { vm.rest(now) };
         let mut result = self.set(journal, mode(self));
         // A change of class has brought its CPU time up to date.
         let used = self.used();
@@ -362,9 +366,19 @@ impl Vm {
         result.map(|()| used)
     }
 
-    /// It pays, and may be even.
-    pub(crate) fn check_payment(&mut self, journal: &mut Journal) -> Result<(), String> {
-        if self.lag.debt_ns() == 0 { self.set(journal, Mode::Normal) } else { Ok(()) }
+    /// How it runs while it is not favoured.
+    fn rest(&self, now: u64) -> Mode {
+        let pays = self.lag.debt_ns() > 0 && !self.deferral.lasts(now);
+        if pays { Mode::Paying } else { Mode::Normal }
+    }
+
+    /// It pays, or is about to, and may be even.
+    pub(crate) fn check_payment(&mut self, now: u64, journal: &mut Journal) -> Result<(), String> {
+        if self.lag.debt_ns() == 0 {
+            self.deferral.on_paid();
+        }
+        let rest = self.rest(now);
+        if rest == self.mode { Ok(()) } else { self.set(journal, rest) }
     }
 
     /// Brings all that it has into `mode`.

@@ -379,9 +379,12 @@ pub const LEARNED_IP_AGE: Duration = Duration::from_secs(300);
 /// A VM wants its core for so long after the last event that began it (BST-01).
 pub const T_WANTING: Duration = Duration::from_millis(50);
 /// And for so long after G has acknowledged the last byte that it is owed: G's kernel acknowledges
-/// before G's application has read. A boost that ended earlier left the application to wait for
-/// G's next turn, which made ack offload slower than a tap.
-pub const T_READING: Duration = Duration::from_millis(2);
+/// before G's application has read. Longer, and the first flights of a connection over 10 ms would
+/// use up a VM's budget.
+pub const T_READING: Duration = Duration::from_micros(700);
+/// For so long if data last came again within this time, as from a remote in the same data centre:
+/// a boost that ended between two pieces of a transfer would leave G to wait for its next turn.
+pub const T_READING_ON: Duration = Duration::from_millis(2);
 /// A port at which a guest has accepted within this time is likely to accept again.
 pub const T_ACCEPTED: Duration = Duration::from_secs(60);
 /// Flows of a VM whose bytes are awaited at a time; of more the last ones.

@@ -5,12 +5,12 @@
 //! events to it:
 //!
 //! - **data** of R for a flow in `On`. It makes the VM wanting until G has acknowledged every byte
-//!   that was acknowledged early, and [`T_READING`] longer: G's kernel acknowledges before G's
-//!   application reads.
+//!   that was acknowledged early, and [`T_READING`] longer ([`T_READING_ON`] where data keeps
+//!   coming): G's kernel acknowledges before G's application reads.
 //! - **a turn**: an ACK of R by which waiting data may go, a SYN to a port at which G has lately
 //!   accepted, and data that was not acknowledged early. It makes the VM wanting until G has seen
-//!   everything that it was given, and [`T_READING`] longer: Linux's virtio-net shows that it has
-//!   taken a frame before its TCP gets it (`virtqueue_napi_complete`, 6.1).
+//!   everything that it was given, and as much longer: Linux's virtio-net shows that it has taken a
+//!   frame before its TCP gets it (`virtqueue_napi_complete`, 6.1).
 //!
 //! Either ends [`T_WANTING`] after the last such event. Frames to groups, UDP, ICMP and other SYNs
 //! are no events. Bytes for which G shows no room are not owed: G's application waits, not G.
@@ -19,8 +19,10 @@
 //! what it was owed was waste ([`Want::taken`]).
 
 use crate::flow::table::FlowId;
-use crate::limits::{ACCEPTING_PORTS, T_ACCEPTED, T_READING, T_WANTING, WANTING_FLOWS};
-use crate::time::Instant;
+use crate::limits::{
+    ACCEPTING_PORTS, T_ACCEPTED, T_READING, T_READING_ON, T_WANTING, WANTING_FLOWS,
+};
+use crate::time::{Duration, Instant};
 
 /// What a VM wants its core for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -64,6 +66,10 @@ pub struct Wanting {
     owed: bool,
     /// The last data.
     data_at: Option<Instant>,
+    /// When G had acknowledged everything, if nothing has come since.
+    idle_at: Option<Instant>,
+    /// When something last came again, it was within [`T_READING_ON`].
+    goes_on: bool,
     /// The last event after which G has not seen everything.
     turn_at: Option<Instant>,
     /// G's application reads what G has acknowledged.
@@ -82,6 +88,8 @@ impl Default for Wanting {
             flows: Vec::new(),
             owed: false,
             data_at: None,
+            idle_at: None,
+            goes_on: false,
             turn_at: None,
             reading_until: Instant::ZERO,
             seen_at: None,
@@ -99,6 +107,9 @@ impl Wanting {
                 self.flows.remove(0);
             }
             self.flows.push((id, None));
+        }
+        if let Some(at) = self.idle_at.take() {
+            self.goes_on = now.since(at) < T_READING_ON;
         }
         self.data_at = Some(now);
         self.on_turn(now);
@@ -120,6 +131,10 @@ impl Wanting {
     /// G's SYN-ACK leaves from `port`.
     pub(crate) fn on_accepted(&mut self, now: Instant, port: u16) {
         self.accepting[usize::from(port) % ACCEPTING_PORTS] = (port, now);
+    }
+
+    fn reading(&self) -> Duration {
+        if self.goes_on { T_READING_ON } else { T_READING }
     }
 
     /// What the VM wants now. To be called at the end of a turn, when flows know what they owe.
@@ -150,7 +165,7 @@ impl Wanting {
         }
         self.taken = self.taken.wrapping_add(takes.into());
         let taken = self.taken;
-        if self.seen_at.is_some_and(|at| now >= at + T_READING) {
+        if self.seen_at.is_some_and(|at| now >= at + self.reading()) {
             (self.turn_at, self.seen_at) = (None, None);
         }
         let turn = self.turn_at.and_then(until);
@@ -163,12 +178,45 @@ impl Wanting {
             return Some(Want { claim: Claim::Bytes, until: data_until, taken });
         }
         if was_owed && self.flows.is_empty() {
-            self.reading_until = now + T_READING;
+            self.reading_until = now + self.reading();
+            self.idle_at = Some(now);
         }
         let until = self.reading_until.min(data_until);
         if (self.turn_at.is_none() || self.seen_at.is_some()) && now < until {
             return Some(Want { claim: Claim::Reading, until, taken });
         }
         turn
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bst_01_an_application_has_longer_to_read_where_data_keeps_coming() {
+        let at = |us| Instant::ZERO + Duration::from_millis(1) + Duration::from_micros(us);
+        let mut it = Wanting::default();
+        // G acknowledges at once what comes at `begin_us`; how long its application reads then.
+        let mut reads = |begin_us, us| {
+            it.on_data(at(begin_us), FlowId::NONE);
+            let want = it.poll(at(begin_us), true, |_| None).unwrap();
+            assert_eq!((want.claim, want.until), (Claim::Reading, at(begin_us + us)));
+            it.poll(at(begin_us + us), true, |_| None).is_none()
+        };
+        assert!(reads(0, 700));
+        assert!(reads(10_000, 700), "flights of a remote that is far");
+        assert!(reads(11_999, 2000), "of one that is near");
+        assert!(reads(13_999, 700), "it was the last piece");
+    }
+
+    #[test]
+    fn bst_01_a_guest_has_as_long_to_answer() {
+        let at = |us| Instant::ZERO + Duration::from_millis(1) + Duration::from_micros(us);
+        let mut it = Wanting::default();
+        it.on_turn(at(0));
+        let mut claim = |us| it.poll(at(us), true, |_| None).map(|it| it.claim);
+        assert_eq!((claim(0), claim(699)), (Some(Claim::Turn), Some(Claim::Turn)));
+        assert_eq!(claim(700), None);
     }
 }

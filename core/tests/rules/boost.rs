@@ -22,12 +22,13 @@ fn begins(setup: &Setup) -> (World<'static>, Peer<'static>, Peer<'static>) {
 fn wants(w: &World<'_>) -> Option<(Claim, u64)> {
     w.engine(|engine, now| {
         let want = engine.poll_want(now, GUEST)?;
-        Some((want.claim, want.until.since(now).as_millis()))
+        Some((want.claim, want.until.since(now).as_nanos().div_ceil(1_000_000)))
     })
 }
 
 const LATEST: u64 = T_WANTING.as_nanos() / 1_000_000;
-const READING: u64 = T_READING.as_nanos() / 1_000_000;
+/// Rounded up.
+const READING: u64 = T_READING.as_nanos().div_ceil(1_000_000);
 
 #[test]
 fn bst_01_bytes_acknowledged_early_are_owed_until_the_guest_has_acknowledged_the_last() {
