@@ -71,9 +71,9 @@ impl Setting for Connections {
         let (n, is_g) = self.of(name)?;
         let setup = &self.0.borrow()[n].setup;
         let mut h = History::new(name, None, setup.remote_is_vm, Some(streams_of(0, is_g)));
-        h.mtu = Some(setup.mtu);
-        h.ecn = setup.ecn;
-        h.floods = setup.floods;
+        h.known.mtu = Some(setup.mtu);
+        h.known.ecn = setup.ecn;
+        h.known.floods = setup.floods;
         Some(h)
     }
 
@@ -142,7 +142,7 @@ impl Monitor {
         let name = packet.and_then(|packet| self.connections.flow_of(packet, tap));
         if let Some(h) = name.and_then(|(name, _)| self.observer.flow_mut(name)) {
             let g = h.end(history::Side::G);
-            h.shrinks |= h.is_open() && g.edge + (1 << h.shift(history::Side::G)) <= g.edge_max;
+            h.known.shrinks |= h.is_open() && g.edge + (1 << h.shift(history::Side::G)) <= g.edge_max;
         }
         self.unless_lenient(result)
     }
@@ -175,7 +175,7 @@ impl Monitor {
         let name = Packet::parse(bytes).ok().and_then(|p| self.connections.flow_of(&p, tap));
         let Some(h) = name.and_then(|(name, _)| self.observer.flow_mut(name)) else { return };
         if lies {
-            h.hostile[side as usize] = true;
+            h.known.hostile[side as usize] = true;
         } else {
             h.streams = None;
         }
