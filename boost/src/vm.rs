@@ -349,8 +349,7 @@ impl Vm {
         if ended == Ended::Budget {
             self.deferral.on_empty(now);
         }
-        let mode =
-            |vm: &Self| if ended == Ended::TakenBack { Mode::Normal } else { vm.rest(now) };
+        let mode = |vm: &Self| if ended == Ended::TakenBack { Mode::Normal } else { vm.rest(now) };
         let mut result = self.set(journal, mode(self));
         // A change of class has brought its CPU time up to date.
         let used = self.used();
