@@ -154,11 +154,15 @@ fn bst_04_a_cgroup_of_its_own_is_boosted_by_weight() {
     booster.is_ready(1, "weight");
     let shares = || cgroups[0].reads("cpu.shares");
     for signal in [None, Some(Signal::SIGKILL)] {
-        booster.says(&Order::Boost { vm: 1, claim: Claim::Bytes, for_us: 1_000_000, taken: 0 });
         let nice = || hogs[0].class().1;
-        booster.until("it is favoured", || shares() == "262144" && (-5..0).contains(&nice()));
+        let boost = Order::Boost { vm: 1, claim: Claim::Bytes, for_us: 1_000_000, taken: 0 };
+        let is_favoured = || shares() == "262144" && (-5..0).contains(&nice());
+        booster.until_asking(&boost, "it is favoured", is_favoured); // its budget may be empty
         match signal {
-            None => booster.until("it has paid", || shares() == "512"),
+            None => {
+                booster.says(&Order::End { vm: 1 });
+                booster.until("it has paid", || shares() == "512");
+            }
             Some(signal) => booster.signals_booster(signal),
         }
         within(SOON, "it is as before", || shares() == "512" && nice() == 0);

@@ -246,6 +246,20 @@ impl Booster {
         });
     }
 
+    /// The same; until then it is ordered again and again.
+    pub(crate) fn until_asking(
+        &mut self,
+        order: &Order,
+        what: &str,
+        mut done: impl FnMut() -> bool,
+    ) {
+        within(LATE, what, || {
+            self.hears(0);
+            self.says(order);
+            done()
+        });
+    }
+
     /// So much time passes, in which pings are answered.
     pub(crate) fn passes(&mut self, time: Duration) {
         let begin = Instant::now();

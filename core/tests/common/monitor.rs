@@ -142,7 +142,8 @@ impl Monitor {
         let name = packet.and_then(|packet| self.connections.flow_of(packet, tap));
         if let Some(h) = name.and_then(|(name, _)| self.observer.flow_mut(name)) {
             let g = h.end(history::Side::G);
-            h.known.shrinks |= h.is_open() && g.edge + (1 << h.shift(history::Side::G)) <= g.edge_max;
+            h.known.shrinks |=
+                h.is_open() && g.edge + (1 << h.shift(history::Side::G)) <= g.edge_max;
         }
         self.unless_lenient(result)
     }
