@@ -56,7 +56,7 @@ enum Run {
 
 /// Name, guests by kind, what happens in the world. Whose name begins with `long_` is run only if
 /// asked for.
-const IN_WORLD: [(&str, Kind, InWorld); 21] = [
+const IN_WORLD: [(&str, Kind, InWorld); 22] = [
     ("ten_megabytes_arrive_whole_each_way_and_as_an_echo", Kind::Qemu, ten_megabytes_each_way),
     ("a_user_mode_linux_guest_takes_and_sends_data", Kind::Uml, ten_megabytes_each_way),
     ("threads_of_a_user_mode_linux_guest_keep_their_vector_registers", Kind::Uml, vectors),
@@ -78,6 +78,7 @@ const IN_WORLD: [(&str, Kind, InWorld); 21] = [
     ("two_qemu_guests_have_sockets_over_their_host", Kind::QemuToe, sockets::run),
     ("programs_see_of_sockets_over_their_host_what_they_see_of_tcp", Kind::UmlToe, sockets::suite),
     ("long_suite_of_sockets_under_qemu", Kind::QemuToe, sockets::suite),
+    ("long_sleep_of_a_container_of_a_guest", Kind::UmlRouter, containers::asleep),
 ];
 
 /// The same of those between two hosts.

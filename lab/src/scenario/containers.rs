@@ -12,6 +12,7 @@
 //! and the host a server that is far, for ten minutes each.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -46,6 +47,9 @@ const PERCENT_MAX: u128 = 120;
 /// So many percent of the bytes that the guest passes on without the offload: copies of a host are
 /// no more than R's.
 const BYTES_PERCENT_MAX: u64 = 120;
+
+/// For so long a container sleeps.
+const SLEEP: Duration = Duration::from_secs(125);
 
 /// Connections that the container opens itself, with the offload and without.
 const OUTWARDS: u64 = 4;
@@ -171,6 +175,34 @@ pub(super) fn translated(world: &mut World) -> Result<()> {
         .inspect_err(|why| println!("outwards, once more: {why:#}"))
         .or_else(|_| transfer_outwards(world))
         .context("outwards")
+}
+
+/// The container sleeps in the middle of an upload, for longer than a guest that refuses bytes is
+/// waited for (FWD-06).
+pub(super) fn asleep(world: &mut World) -> Result<()> {
+    const AWAKE: &str = "tc qdisc replace dev inner root tbf rate 10mbit burst 15000 limit 4000000";
+    connect(world, &["ip link add inner type veth peer name eth0 netns container"])?;
+    run(world, &[AWAKE])?;
+    let address = host::behind(Net::Nightporter.subnet()).next().context("an address")?;
+    until_near(world, address)?;
+    let early_before = world.daemon()?.vm_counter("early_acked_bytes")?;
+    let (remote, upload) = (world.remote().clone(), Upload::new(4 * MB, 1));
+    let outcome = thread::scope(|scope| -> Result<Outcome> {
+        let sender = scope.spawn(|| remote.enter(|| upload.send(address, 2 * SLEEP)));
+        while world.daemon()?.vm_counter("early_acked_bytes")? < early_before + MB as u64 {
+            ensure!(!sender.is_finished(), "it was not acknowledged early");
+            thread::sleep(Duration::from_millis(5)); // polls two conditions: counter, sender
+        }
+        run(world, &["tc qdisc replace dev inner root netem loss 100%"])?;
+        thread::sleep(SLEEP); // the time is what is tested
+        run(world, &[AWAKE])?;
+        sender.join().expect("does not panic")
+    })?;
+    println!("delivered after {:?}, of which it slept {SLEEP:?}", outcome.delivered);
+    ensure!(outcome.hash_ok, "the container read something else than was sent");
+    ensure!(outcome.delivered > SLEEP, "it was over before");
+    ensure!(outcome.delivered < SLEEP + LIMIT, "it went on slowly: {:?}", outcome.delivered);
+    Ok(())
 }
 
 fn upload_over_all(world: &mut World, ways: &[Way]) -> Result<()> {
