@@ -52,6 +52,14 @@ impl Flow {
         }
     }
 
+    /// The flow has a place again. What it knew of the path went with the last one, but for the
+    /// timeout: the next acknowledgement says whether there is such a path (FWD-04).
+    pub(super) fn begin_again_on_path(&mut self) {
+        if self.timers.has_rto_beyond() && self.losses.path().is_none() {
+            self.losses.begin_path(Path::without_loss());
+        }
+    }
+
     /// For how long G may refuse bytes, in running time (SNOOP-32, FWD-06).
     pub(super) fn patience(&self) -> Duration {
         match self.options.distance {

@@ -62,7 +62,9 @@ impl Flow {
     fn take_place(&mut self, cx: &mut FlowContext<'_, '_>) -> bool {
         let terms = self.terms();
         let taken = self.receiver.reserve_edge(&terms, cx.vm) && self.take_record(cx);
-        if !taken {
+        if taken {
+            self.begin_again_on_path();
+        } else {
             self.park(cx);
         }
         taken

@@ -137,6 +137,11 @@ impl Timers {
         self.timeouts = 0;
     }
 
+    /// Timeouts toward G are longer than for a local guest.
+    pub(crate) const fn has_rto_beyond(&self) -> bool {
+        self.rto_beyond > 0
+    }
+
     /// Bytes toward G take time by themselves: timeouts are longer by this (FWD-04).
     pub(crate) fn set_rto_beyond(&mut self, beyond: Duration) {
         let units = beyond.as_nanos().div_ceil(RTO_UNIT.as_nanos());

@@ -5,6 +5,7 @@ use crate::common::world::{Peer, mac};
 use crate::common::{Setup, World};
 use crate::{GUEST, flow, from_uplink, sends_segments, warms_up};
 use nightporter_core::engine::Verdict;
+use nightporter_core::limits::T_PARK;
 use nightporter_core::port::Local;
 use nightporter_core::port::PortId;
 use nightporter_core::tcp::flow::{State, Why};
@@ -577,6 +578,17 @@ fn fwd_04_the_first_timeout_is_three_times_the_handshakes_answer() {
             w.after_ms(25); // timeouts are counted in 16 ms
             g.gets("1:1001");
         }
+        // A connection that was idle first, and gave its place back, still learns it.
+        let (w, r, g) = at_a_distance(&Setup::new().small(), 64, answer_ms);
+        g.sends("ack 1");
+        w.after_ms(2 * T_PARK.as_millis());
+        r.sends("1:1001");
+        g.gets("1:1001");
+        g.sends("ack 1001");
+        r.sends("1001:2001");
+        g.gets("1001:2001");
+        w.after_ms(255);
+        g.gets("1001:2001");
         let (w, r, g) = at_a_distance(&Setup::new().small(), 64, answer_ms);
         warms_up(&r, &g);
         assert!(flow(&w, |f| !f.stats().has_losses));
