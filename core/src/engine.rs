@@ -128,6 +128,8 @@ struct Port {
     config: PortConfig,
     features: Option<PortFeatures>,
     vm: Vm,
+    /// [`Engine::set_elsewhere`].
+    elsewhere: bool,
     /// Storm control: a limit for its frames to groups, which others have to take.
     group_frames: Bucket,
     drops: [u64; DropReason::ALL.len()],
@@ -201,16 +203,20 @@ impl<'m> Engine<'m> {
         self.settle_presence(now, port, features.is_some());
         let Some(p) = self.port_mut(port) else { return };
         let before = std::mem::replace(&mut p.features, features);
+        let (was_there, is_there) = (before.is_some(), features.is_some());
+        let is_away = p.elsewhere && !is_there;
         // The ring stays if the driver only agrees on other features. Otherwise its frames are
         // gone: none is unseen any more, but without a driver none can be seen either.
-        p.vm.clock.on_progress(now, before.is_none() || features.is_none());
-        if features.is_none() {
+        p.vm.clock.on_progress(now, !was_there || !is_there);
+        if !is_there {
             p.vm.clock.on_delivery(now);
-        }
-        if before.is_some() && features.is_none() {
-            self.note_stopped(now, port);
-        } else if before.is_none() && features.is_some() {
+        } else if !was_there {
             p.vm.doubt = None; // what was heard before says nothing of this driver
+        }
+        self.networks.of_mut(port).set_away(port, is_away);
+        if was_there && !is_there {
+            self.note_stopped(now, port);
+        } else if !was_there && is_there {
             self.walk(now, Deed::RingReset, port);
             self.welcome(port);
         }

@@ -78,7 +78,7 @@ impl Engine<'_> {
         }
         let drops = [0; DropReason::ALL.len()];
         let group_frames = Bucket::new(GROUP_FRAMES_BURST, GROUP_FRAMES_INTERVAL);
-        let port = Port { config, features: None, vm, group_frames, drops };
+        let port = Port { config, features: None, vm, elsewhere: false, group_frames, drops };
         if slot == self.ports.len() {
             self.ports.push(Some(port));
         } else {
@@ -134,9 +134,13 @@ impl Engine<'_> {
         }
     }
 
-    /// Whether the guest of `port`, whose MAC is configured, lives on another host for now: its MAC
-    /// may be behind an overlay then.
-    pub fn set_away(&mut self, port: PortId, is_away: bool) {
+    /// Whether the registry lists the MAC of the guest of `port`, which is configured, for another
+    /// host, until it gets another MAC. While it has no driver here it lives there: its MAC may be
+    /// behind an overlay then.
+    pub fn set_elsewhere(&mut self, port: PortId, elsewhere: bool) {
+        let Some(p) = self.port_mut(port) else { return };
+        p.elsewhere = elsewhere;
+        let is_away = elsewhere && p.features.is_none();
         self.networks.of_mut(port).set_away(port, is_away);
     }
 
@@ -206,6 +210,7 @@ impl Engine<'_> {
             p.vm.mtu = mtu(&guest);
             (p.vm.local, p.vm.guest_ttl) = (guest.local, guest.guest_ttl);
             let offload = guest.ack_offload;
+            p.elsewhere &= p.config.as_guest().is_some_and(|before| before.mac == guest.mac);
             p.config.kind = PortKind::Guest(guest);
             if p.vm.offload != offload {
                 self.set_offload(now, port, offload);

@@ -5,9 +5,11 @@ use crate::flow::key::tests::key;
 use crate::port::{GuestConfig, Vlans};
 use crate::store::arena::tests::record;
 use crate::store::record::{Record, network_hash};
+use crate::switch::Out;
 use crate::tcp::flow::Why;
 use crate::tcp::options::Offers;
 use crate::tcp::vm::Presence;
+use crate::wire::packet::VlanStack;
 
 const NOW: Instant = Instant::from_secs(1000);
 /// When a VM that has gone is waited for no longer.
@@ -329,4 +331,31 @@ fn inv_21_remotes_of_a_vm_that_is_not_there_are_told_in_its_network_and_in_no_ot
     assert_eq!(told_in("red"), [1]);
     assert_eq!(told_in("blue"), [2]);
     assert!(told_in("gone").is_empty());
+}
+
+#[test]
+fn a_mac_that_is_listed_for_another_host_is_here_as_long_as_its_driver_is() {
+    let mut memory = vec![0_u64; Arena::layout_len(1, 8) / 8];
+    let arena = Arena::format(zerocopy::IntoBytes::as_mut_bytes(&mut memory[..]), 1, 8, 1).unwrap();
+    let mut engine = Engine::new(NOW, EngineConfig::new(16, [1, 2, 3, 4]), arena);
+    let [mac, other_mac] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
+    let guest = |mac| GuestConfig { mac, flows_max: 4, ..GuestConfig::default() };
+    let [vm, other] = [("vm", Some(mac)), ("other", None)]
+        .map(|(name, mac)| engine.add_port(NOW, PortConfig::guest(name, guest(mac))).unwrap());
+    let is_here = |engine: &mut Engine<'_>, mac| {
+        let switch = engine.networks.of_mut(vm);
+        switch.lookup(NOW, other, VlanStack::default(), mac) == Out::Port(vm)
+    };
+    engine.set_elsewhere(vm, true);
+    assert!(!is_here(&mut engine, mac));
+    engine.set_port_features(NOW, vm, Some(PortFeatures::default()));
+    assert!(is_here(&mut engine, mac), "at once");
+    engine.set_elsewhere(vm, true);
+    assert!(is_here(&mut engine, mac), "an order that was under way");
+    engine.set_port_features(NOW, vm, None);
+    assert!(!is_here(&mut engine, mac));
+    engine.set_guest(NOW, vm, guest(Some(other_mac))).unwrap();
+    engine.set_port_features(NOW, vm, Some(PortFeatures::default()));
+    engine.set_port_features(NOW, vm, None);
+    assert!(is_here(&mut engine, other_mac), "nobody has said where this one is");
 }

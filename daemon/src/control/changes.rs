@@ -198,6 +198,9 @@ impl Control {
                 (Step::AddVm(vm), Some(directory)) => {
                     directory.forget_place(&vm.name, &mut self.mail);
                 }
+                (Step::SetVm(both), Some(directory)) if both.0.mac != both.1.mac => {
+                    directory.forget_mac(&both.0.name);
+                }
                 (Step::SetStations(list), Some(directory)) => directory.set_list(list.clone()),
                 _ => {}
             }

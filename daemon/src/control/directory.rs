@@ -248,6 +248,11 @@ impl Directory {
         mail.forget_vm(vm);
     }
 
+    /// The VM gets another MAC, of which the worker does not know that it is elsewhere.
+    pub(super) fn forget_mac(&mut self, vm: &str) {
+        self.places.get_mut(vm).into_iter().for_each(|place| place.is_elsewhere = false);
+    }
+
     /// The overlay is opened again, and knows nothing.
     pub(super) fn forget_overlay(&mut self, name: &str) {
         self.overlays.retain(|_, peers| peers.config.name != name);
@@ -289,10 +294,8 @@ impl Directory {
             // a registry has told: a VM that was made anew has another MAC than the one listed.
             if self.up.contains_key(name) {
                 (place.vni, place.ips) = (vm.vni, vm.ips.clone());
-            } else {
-                // It may be on another host.
-                place.is_away = vm.key().is_some_and(|key| self.stations.contains_key(&key));
             }
+            place.is_elsewhere = vm.key().is_some_and(|key| self.stations.contains_key(&key));
         }
         let before = self.places.remove(name).unwrap_or_default();
         if place != VmPlace::default() {

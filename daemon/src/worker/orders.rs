@@ -62,8 +62,8 @@ pub(crate) struct VmPlace {
     pub(crate) vni: u32,
     /// The addresses for which it answers there.
     pub(crate) ips: Vec<IpAddr>,
-    /// It lives on another host.
-    pub(crate) is_away: bool,
+    /// The registry lists its MAC for another host. There it lives while its link is down here.
+    pub(crate) is_elsewhere: bool,
 }
 
 /// A report of the worker's thread.

@@ -39,7 +39,7 @@ impl DataPath {
     pub(super) fn place_vm(&mut self, name: &str, place: &VmPlace) {
         let Some(port) = self.ports.find(name) else { return };
         self.set_own_ips(port, place.vni, &place.ips);
-        self.engine.set_away(port, place.is_away);
+        self.engine.set_elsewhere(port, place.is_elsewhere);
     }
 
     /// The VM behind `port` has these addresses on the overlay `vni`, and none on others.

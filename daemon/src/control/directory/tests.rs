@@ -251,19 +251,24 @@ fn the_worker_is_told_the_place_of_a_vm_that_has_changed_and_of_no_other() {
     let none = VmPlace::default();
     assert_eq!(w.places(), VMS.map(|vm| (vm.into(), none.clone())), "the overlay is new");
     w.link(START, VMS[0], true);
-    let here = VmPlace { vni: VNI, ips: vec![[10, 0, 0, 0].into()], is_away: false };
+    let here = VmPlace { vni: VNI, ips: vec![[10, 0, 0, 0].into()], is_elsewhere: false };
     assert_eq!(w.places(), [(VMS[0].into(), here.clone())]);
     w.notes.say([comes(own)]);
     w.directory.note_news();
     w.hear();
-    assert_eq!(w.places(), [], "two have it, and it is here");
+    let both = VmPlace { is_elsewhere: true, ..here.clone() };
+    assert_eq!(w.places(), [(VMS[0].into(), both)], "two have it, and the worker sees a link");
     w.link(START, VMS[0], false);
-    let away = VmPlace { is_away: true, ..VmPlace::default() };
+    let away = VmPlace { is_elsewhere: true, ..VmPlace::default() };
     assert_eq!(w.places(), [(VMS[0].into(), away.clone())]);
     w.configure(|_| true);
     assert_eq!(w.places(), []);
     // Its port is another now, which has no place yet.
     w.directory.forget_place(VMS[0], &mut w.control);
+    w.configure(|_| true);
+    assert_eq!(w.places(), [(VMS[0].into(), away.clone())]);
+    // It gets another MAC, which is elsewhere too: the worker has forgotten that of the old one.
+    w.directory.forget_mac(VMS[0]);
     w.configure(|_| true);
     assert_eq!(w.places(), [(VMS[0].into(), away.clone())]);
     w.directory.forget_overlay("o");
