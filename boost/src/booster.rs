@@ -19,7 +19,7 @@ use crate::favour::Mode;
 use crate::journal::{Entry, Journal, Place, check_plain, take_back};
 use crate::lag::Share;
 use crate::layout::Hierarchy;
-use crate::policy::{Allowance, Ended, Wait};
+use crate::policy::{Allowance, Deferral, Ended, Wait};
 use crate::process::{Identity, Stat, Thread};
 use crate::protocol::{Order, Report, VERSION};
 use crate::sys::{Class, set_class};
@@ -502,6 +502,7 @@ impl Booster {
         let now = self.now();
         for vm in self.vms.values_mut() {
             vm.waits = None;
+            vm.deferral = Deferral::default();
             if let Err(e) = vm.end(now, &mut self.journal, Ended::TakenBack) {
                 eprintln!("{}: {e}", vm.name);
             }
@@ -529,6 +530,7 @@ impl Booster {
 
 /// It is not boosted, for this reason.
 fn refuse(vm: &mut Vm, why: String) {
+    vm.deferral = Deferral::default(); // who is not boosted does not begin to pay
     if let Some(account) = &mut vm.account
         && account.numbers.refused != why
     {
@@ -549,5 +551,23 @@ impl Report {
     /// As it is sent.
     fn packet(&self) -> Vec<u8> {
         serde_json::to_vec(self).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::Budget;
+
+    #[test]
+    fn bst_03_a_vm_that_is_refused_does_not_begin_to_pay() {
+        let budget = Budget { cpu_us: 15_000, window_us: 90_000 };
+        let pid = std::process::id().cast_signed();
+        let mut vm = Vm::new(0, "vm".into(), pid, Some(budget), None);
+        vm.deferral.wants(1_000_000);
+        vm.deferral.on_empty(0);
+        assert!(vm.deferral.lasts(0));
+        refuse(&mut vm, "it has a quota".into());
+        assert!(!vm.deferral.is_begun());
     }
 }
