@@ -463,7 +463,8 @@ impl Plan {
         // guest sends past the host (seeds 700013 and 700033).
         let answers_past = |f: &Fault| match f.kind {
             FaultKind::OneWay { guest, .. } => {
-                machine == Machine::Guest(guest) || self.may_flood(guest)
+                let its = ends.contains(&Machine::Guest(guest));
+                its && (machine == Machine::Guest(guest) || self.may_flood(guest))
             }
             _ => false,
         };
@@ -524,18 +525,27 @@ mod tests {
     #[test]
     fn of_a_guest_whose_frames_go_past_the_host_windows_count_that_the_host_did_not_show() {
         let ends = [Machine::Guest(0), Machine::Remote(0)];
+        let others = [Machine::Guest(1), Machine::Remote(1)];
+        let opens_at = Instant::ZERO;
         let judged = |congestion_offload, faults: &[FaultKind]| {
             let mut plan = Plan::from_seed(0);
             plan.guests[0].congestion_offload = congestion_offload;
             let workload = Workload::Bulk { up: 1, down: 1 };
-            let [client, server] = ends;
-            let opens_at = Instant::ZERO;
-            plan.conns =
-                vec![ConnPlan { client, server, v6: false, opens_at, workload, reuse: None }];
+            let conn = |[client, server]: [Machine; 2]| ConnPlan {
+                client,
+                server,
+                v6: false,
+                opens_at,
+                workload,
+                reuse: None,
+            };
+            plan.conns = vec![conn(ends), conn(others)];
             let fault =
                 |kind: &FaultKind| Fault { at: opens_at, lasts: Duration::ZERO, kind: *kind };
             plan.faults = faults.iter().map(fault).collect();
-            ends.map(|end| plan.judges(end, 0, [opens_at, opens_at], &Moments::default()))
+            let of = |conn, end| plan.judges(end, conn, [opens_at, opens_at], &Moments::default());
+            assert_eq!(others.map(|end| of(1, end)), [Judged::All; 2], "another guest's");
+            ends.map(|end| of(0, end))
         };
         let past = FaultKind::OneWay { guest: 0, fragments: false };
         assert_eq!(judged(true, &[]), [Judged::All; 2]);
