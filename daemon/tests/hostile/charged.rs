@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use nightporterd::config::Source;
 use nightporterd::vhost::features::bit;
@@ -50,7 +51,11 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir(&self.0);
+        // The daemon's helpers are killed with it, but may still be listed.
+        let begin = Instant::now();
+        while std::fs::remove_dir(&self.0).is_err() && begin.elapsed() < Duration::from_secs(5) {
+            std::thread::yield_now();
+        }
     }
 }
 
