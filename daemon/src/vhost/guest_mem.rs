@@ -44,8 +44,8 @@ use crate::watchdog;
 
 /// Pages up to this size may be cleared while the worker waits.
 const CLEARED_MAX: u64 = 2 << 20;
-/// So much time on the core is all the work of a turn. Beside frames in pages that nobody has touched
-/// an echo takes 0.8 ms in the median, and 2.4 ms with 500 us.
+/// So much time on the core is all the work of a turn. Beside frames in pages that nobody has
+/// touched an echo takes 0.8 ms in the median, and 2.4 ms with 500 us.
 const WORK_TIME: Duration = Duration::from_micros(100);
 /// No frame of an honest guest lies in more pages that nobody has touched: Linux' have 18 pieces,
 /// 46 where it was built for the most (MAX_SKB_FRAGS).
