@@ -22,7 +22,7 @@ const TESTS_LIMIT_S: u64 = 12;
 /// program of tests takes twice its time.
 const UNTOUCHED_LIMIT_S: u64 = 10 * TESTS_LIMIT_S;
 /// Mutations for each job between two looks at the clock.
-const BATCH: usize = 8;
+const BATCH: usize = 2;
 
 /// The order for a survey.
 #[derive(Clone, Debug)]
