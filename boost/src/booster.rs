@@ -530,7 +530,7 @@ impl Booster {
 
 /// It is not boosted, for this reason.
 fn refuse(vm: &mut Vm, why: String) {
-    vm.deferral = Deferral::default(); // who is not boosted does not begin to pay
+    vm.deferral = Deferral::default(); // a VM that is not boosted does not begin to pay
     if let Some(account) = &mut vm.account
         && account.numbers.refused != why
     {
