@@ -30,7 +30,7 @@ mod journal;
 mod lag;
 mod layout;
 pub mod policy;
-mod process;
+pub mod process;
 pub mod protocol;
 mod sys;
 mod vm;

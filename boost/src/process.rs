@@ -18,26 +18,28 @@ const NAMES: [&str; 4] = ["CPU ", "vcpu", "fc_vcpu", "crosvm_vcpu"];
 
 /// A process that is the one that it was when it was opened.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub struct Process {
     pid: i32,
     pidfd: OwnedFd,
 }
 
 impl Process {
-    pub(crate) fn open(pid: i32) -> io::Result<Self> {
+    /// Errors: there is none with this number.
+    pub fn open(pid: i32) -> io::Result<Self> {
         let id = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
         Ok(Self { pid, pidfd: pidfd_open(id, PidfdFlags::empty())? })
     }
 
     /// It has not ended.
-    pub(crate) fn is_alive(&self) -> bool {
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
         let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
         matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
     }
 
     /// Its vCPUs' threads, and whether they come and go. `cgroup`: those in it, else by name, else
     /// those of a user-mode Linux. Errors: words for the operator.
-    pub(crate) fn vcpus(&self, cgroup: Option<&Path>) -> Result<(Vec<Identity>, bool), String> {
+    pub fn vcpus(&self, cgroup: Option<&Path>) -> Result<(Vec<Identity>, bool), String> {
         let tasks = tasks(self.pid).map_err(|e| format!("its threads cannot be read: {e}"))?;
         if let Some(dir) = cgroup {
             let listed = members(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
@@ -69,11 +71,13 @@ impl Process {
 
 /// A thread, and when it began.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Identity {
-    pub(crate) pid: i32,
-    pub(crate) tid: i32,
+pub struct Identity {
+    /// Its process.
+    pub pid: i32,
+    /// Its number.
+    pub tid: i32,
     /// In clock ticks after the boot.
-    pub(crate) start: u64,
+    pub start: u64,
 }
 
 impl Identity {
@@ -84,10 +88,11 @@ impl Identity {
 
 /// Of a line of `stat` (proc(5)).
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub(crate) struct Stat {
+pub struct Stat {
     pub(crate) pid: i32,
     pub(crate) tid: i32,
-    pub(crate) comm: String,
+    /// Its name, at most 15 bytes.
+    pub comm: String,
     pub(crate) state: char,
     pub(crate) nice: i32,
     pub(crate) start: u64,
@@ -103,7 +108,8 @@ impl Stat {
     }
 
     /// It runs or waits for a core.
-    pub(crate) const fn is_runnable(&self) -> bool {
+    #[must_use]
+    pub const fn is_runnable(&self) -> bool {
         self.state == 'R'
     }
 }
@@ -161,15 +167,16 @@ fn traced_children(pid: i32) -> Vec<Stat> {
 
 /// An open thread: its files are of this one, even if its number is given to another.
 #[derive(Debug)]
-pub(crate) struct Thread {
-    pub(crate) id: Identity,
+pub struct Thread {
+    /// Which one.
+    pub id: Identity,
     stat: File,
     schedstat: File,
 }
 
 impl Thread {
     /// Errors: it is gone, or is another one.
-    pub(crate) fn open(id: Identity) -> io::Result<Self> {
+    pub fn open(id: Identity) -> io::Result<Self> {
         let open = |name| File::open(format!("/proc/{}/task/{}/{name}", id.pid, id.tid));
         let thread = Self { id, stat: open("stat")?, schedstat: open("schedstat")? };
         if thread.stat()?.start == id.start {
@@ -179,16 +186,43 @@ impl Thread {
         }
     }
 
-    pub(crate) fn stat(&self) -> io::Result<Stat> {
+    /// Its line of `stat`. Errors: it has ended.
+    pub fn stat(&self) -> io::Result<Stat> {
         parse(self.id.pid, &read(&self.stat)?)
     }
 
     /// Nanoseconds that it has used. A running thread's are those of the last tick; a change of its
     /// class brings them up to date.
     pub(crate) fn used(&self) -> io::Result<u64> {
-        let text = read(&self.schedstat)?;
-        let used = text.split_whitespace().next().and_then(|word| word.parse().ok());
-        used.ok_or_else(|| io::Error::other("schedstat has another form"))
+        Ok(self.turns()?.ran_ns)
+    }
+
+    /// Its turns on a core. Errors: it has ended.
+    pub fn turns(&self) -> io::Result<Turns> {
+        let turns = Turns::parse(&read(&self.schedstat)?);
+        turns.ok_or_else(|| io::Error::other("schedstat has another form"))
+    }
+}
+
+/// A thread's turns on a core since it began: a line of `schedstat`
+/// (Documentation/scheduler/sched-stats.rst). A wait counts once it is over.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Turns {
+    /// CPU time, in nanoseconds.
+    pub ran_ns: u64,
+    /// Time in which it could have run and waited for a core, in nanoseconds.
+    pub waited_ns: u64,
+    /// How often it began to run.
+    pub count: u64,
+}
+
+impl Turns {
+    /// `None`: the text has another form.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut words = text.split_whitespace().map(|word| word.parse().ok());
+        let mut next = || words.next().flatten();
+        Some(Self { ran_ns: next()?, waited_ns: next()?, count: next()? })
     }
 }
 
@@ -211,6 +245,13 @@ mod tests {
         assert_eq!((stat.state, stat.nice, stat.start), ('R', -5, 4711));
         assert_eq!((stat.class, stat.cpu), (Class::round_robin(1), 3));
         assert!(parse(70, "77 (a) R 1 2").is_err());
+    }
+
+    #[test]
+    fn a_line_of_schedstat_has_three_numbers() {
+        let turns = Turns { ran_ns: 1_000, waited_ns: 20, count: 3 };
+        assert_eq!(Turns::parse("1000 20 3\n"), Some(turns));
+        assert_eq!(["", "1000 20", "1000 x 3", "-1 2 3"].map(Turns::parse), [None; 4]);
     }
 
     #[test]

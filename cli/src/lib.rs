@@ -1,6 +1,7 @@
 //! `nightporter`: the operator's tool for a running `nightporterd`. It is a library, because its
 //! binary and `examples/pages.rs` (manual pages and completions) need the same arguments.
 
+mod advise;
 mod analyze;
 mod capture;
 mod changes;
@@ -60,6 +61,9 @@ enum Command {
     Capture(capture::Options),
     /// Shows what hosts, VMs and the network did to the connections of captures. Needs no daemon.
     Analyze(analyze::Options),
+    /// Shows how long the vCPUs of this host's VMs wait for a core, and what ack offload would gain
+    /// by that. Needs no daemon.
+    Advise(advise::Options),
     /// Turns ack offload of a VM on (for new connections) or off.
     Offload {
         /// on or off.
@@ -177,6 +181,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     let connect = || Client::connect(&arguments.control);
     match &arguments.command {
         Command::Analyze(options) => analyze::analyze(json, options),
+        Command::Advise(options) => advise::advise(json, options),
         Command::Status => {
             let status = status(&mut connect()?)?;
             print(json, &status, |out| show::status(out, &status))
