@@ -23,6 +23,7 @@ mod limits;
 pub mod log;
 mod owners;
 mod pace;
+mod polling;
 pub mod port;
 mod random;
 mod refused;
@@ -41,6 +42,7 @@ pub mod toe;
 mod token;
 pub mod vhost;
 mod watchdog;
+mod watched;
 pub mod worker;
 
 pub use daemon_user::Judge;

@@ -1,11 +1,11 @@
-//! Finds the VM for whose memory the worker waits.
+//! Finds the VM for whose memory a worker waits.
 //!
 //! An access to guest memory is no system call, and still it can wait inside the kernel. While a
 //! VMM punches a hole over its memory, an access to a page of that hole waits, and no signal ends
 //! the wait (Linux, `mm/shmem.c`, `shmem_falloc_wait`; 0.2 s for 256 MiB). Nothing can be done
 //! against the first time. To keep such waits few, the watchdog finds out whose memory it was.
 //!
-//! The worker marks its accesses with the VM ([`part`]). When a turn takes long, the watchdog asks
+//! Each worker marks its accesses with the VM ([`part`]). When a turn takes long, the watchdog asks
 //! the kernel for the worker's state. If it is in an uninterruptible sleep at two looks in a row,
 //! in the same turn and the same VM's part, that VM has made it wait for the time between the two.
 //! A worker that has lost its core, is stopped by a signal or traced is in another state, however
@@ -26,29 +26,32 @@ use std::sync::{Mutex, PoisonError};
 use nightporter_core::time::{Duration, Instant};
 
 use crate::faults;
+use crate::watched::{Apart, Watched};
 
-/// The VM of the current part; 0: none.
-static PART: AtomicU64 = AtomicU64::new(0);
+/// For each worker the VM of the current part; 0: none.
+static PARTS: [Apart<AtomicU64>; Watched::ALL.len()] =
+    [const { Apart(AtomicU64::new(0)) }; Watched::ALL.len()];
 /// Threads that unmap memory.
 static UNMAPPING: AtomicUsize = AtomicUsize::new(0);
-/// Findings that the worker has not read yet.
-static FOUND: Mutex<Vec<Slept>> = Mutex::new(Vec::new());
+/// For each worker the findings that it has not read yet.
+static FOUND: [Apart<Mutex<Vec<Slept>>>; Watched::ALL.len()] =
+    [const { Apart(Mutex::new(Vec::new())) }; Watched::ALL.len()];
 
-/// The worker may touch memory of a VM as long as this lives.
+/// The calling worker may touch memory of a VM as long as this lives.
 #[derive(Debug)]
 pub(crate) struct Part(());
 
-/// The worker is about to touch memory of the VM whose account has this number.
+/// The calling worker is about to touch memory of the VM whose account has this number.
 #[inline]
 pub(crate) fn part(vm: u64) -> Part {
-    PART.store(vm, Ordering::Relaxed);
+    Watched::own(&PARTS).store(vm, Ordering::Relaxed);
     Part(())
 }
 
 impl Drop for Part {
     #[inline]
     fn drop(&mut self) {
-        PART.store(0, Ordering::Relaxed);
+        Watched::own(&PARTS).store(0, Ordering::Relaxed);
     }
 }
 
@@ -74,27 +77,33 @@ const CLEARING: Duration = Duration::from_millis(1);
 /// It took so long until a page of gigabytes of the VM of the current part could be touched.
 pub(crate) fn note_clearing(time: Duration) {
     if time > CLEARING {
-        find(Slept { vm: PART.load(Ordering::Relaxed), time });
+        note(time);
     }
 }
 
 /// A frame of the VM of the current part lay in more pages that nobody had touched than that of an
 /// honest one can, and it took so long until they were there.
 pub(crate) fn note_fresh_pages(time: Duration) {
-    find(Slept { vm: PART.load(Ordering::Relaxed), time });
+    note(time);
 }
 
-fn find(slept: Slept) {
-    FOUND.lock().unwrap_or_else(PoisonError::into_inner).push(slept);
+/// The VM of the calling worker's current part made it sleep for so long.
+fn note(time: Duration) {
+    let vm = Watched::own(&PARTS).load(Ordering::Relaxed);
+    find(Watched::here(), Slept { vm, time });
+}
+
+fn find(worker: Watched, slept: Slept) {
+    worker.of(&FOUND).lock().unwrap_or_else(PoisonError::into_inner).push(slept);
     faults::raise();
 }
 
-/// The findings since the last call.
+/// The findings about the calling worker since its last call.
 pub(crate) fn take() -> Vec<Slept> {
-    std::mem::take(&mut *FOUND.lock().unwrap_or_else(PoisonError::into_inner))
+    std::mem::take(&mut *Watched::own(&FOUND).lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// The worker's state by the kernel (proc(5), `/proc/pid/stat`).
+/// A worker's state by the kernel (proc(5), `/proc/pid/stat`).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct State {
     /// It is in an uninterruptible sleep.
@@ -111,7 +120,7 @@ fn parse(stat: &str) -> Option<State> {
     Some(State { sleeps, major_faults: fields.nth(8)?.parse().ok()? })
 }
 
-/// The file with the kernel's view of the worker.
+/// The file with the kernel's view of a worker.
 #[derive(Debug)]
 pub(crate) struct Eye(File);
 
@@ -144,30 +153,37 @@ struct Sleep {
 /// See the module's doc.
 #[derive(Debug)]
 pub(crate) struct Witness {
+    worker: Watched,
     eye: Option<Eye>,
     sleep: Option<Sleep>,
 }
 
 impl Witness {
-    /// Without an eye it sees nothing.
-    pub(crate) const fn new(eye: Option<Eye>) -> Self {
-        Self { eye, sleep: None }
+    /// Of this worker. Without an eye it sees nothing.
+    pub(crate) const fn new(worker: Watched) -> Self {
+        Self { worker, eye: None, sleep: None }
+    }
+
+    /// It sees by this eye from now on.
+    pub(crate) fn open(&mut self, eye: Eye) {
+        self.eye = Some(eye);
     }
 
     /// Looks at the turn with this number, if there is one that may be long. `turn_now` gives the
     /// number of the present turn.
     pub(crate) fn look(&mut self, now: Instant, turn: Option<u64>, turn_now: impl Fn() -> u64) {
-        let vm = PART.load(Ordering::Relaxed);
+        let part = self.worker.of(&PARTS);
+        let vm = part.load(Ordering::Relaxed);
         let turn = turn.filter(|_| vm != 0);
         if turn.is_none() && self.sleep.is_none() {
             return;
         }
         let Some(state) = self.eye.as_ref().and_then(Eye::look) else { return };
-        let is_same = |turn: &u64| turn_now() == *turn && PART.load(Ordering::Relaxed) == vm;
+        let is_same = |turn: &u64| turn_now() == *turn && part.load(Ordering::Relaxed) == vm;
         let is_ours = UNMAPPING.load(Ordering::Relaxed) > 0;
         let turn = turn.filter(|turn| state.sleeps && !is_ours && is_same(turn));
         if let Some(slept) = self.judge(now, turn.map(|turn| (turn, vm)), state.major_faults) {
-            find(slept);
+            find(self.worker, slept);
         }
     }
 
@@ -203,7 +219,7 @@ mod tests {
 
     #[test]
     fn a_sleep_counts_if_it_is_seen_twice_in_the_same_part_of_the_same_turn() {
-        let mut witness = Witness::new(None);
+        let mut witness = Witness::new(Watched::Frames);
         let mut see = |ms, asleep, faults| witness.judge(at(ms), asleep, faults);
         let (mine, next_turn, other) = (Some((1, 7)), Some((2, 7)), Some((2, 8)));
         assert_eq!(see(0, mine, 3), None);

@@ -34,15 +34,20 @@ use crate::sandbox::Sandbox;
 use crate::supervisor::Supervisor;
 use crate::sys;
 use crate::timer::monotonic_now;
+use crate::toe::orders::sockets_mail;
+use crate::toe::worker::{Beginning, SocketsThread};
 use crate::vhost::signals;
-use crate::watchdog;
+use crate::watchdog::{self, Watch};
+use crate::watched::Watched;
 use crate::worker::steps::Step;
 use crate::worker::{Worker, WorkerConfig};
 
-/// A running daemon: the worker in this thread, and control. Control ends after the worker, which
-/// has an end of its mail.
+/// A running daemon: the frames' worker in this thread, the sockets' worker and control. Both end
+/// after the frames' worker, which has an end of their mail.
 struct Daemon {
     worker: Worker,
+    _watch: Watch,
+    _sockets: Option<SocketsThread>,
     _control: Option<ControlThread>,
 }
 
@@ -83,7 +88,8 @@ fn start(
         .and_then(|set| SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC))
         .map_err(|e| vec![error(e, "report this")])?;
     let eye = sandbox.eye.lock().unwrap_or_else(PoisonError::into_inner).take();
-    watchdog::start(supervisor.clone(), eye, signals::look)
+    let watch = watchdog::watch(Watched::Frames, eye);
+    watchdog::start(supervisor.clone(), signals::look)
         .and_then(|()| signals::start())
         .map_err(|e| vec![error(e, "allow more threads")])?;
     raise_file_limit();
@@ -96,6 +102,8 @@ fn start(
         .map_err(|e| vec![error(format!("no event loop: {e}"), "raise the limit of open files")])?;
     let mut problems = Vec::new();
     let mut check = |result: Result<(), StartError>| problems.extend(result.err());
+    let sockets = start_sockets(&mut worker, &worker_config, sandbox, settings.rt_priority);
+    check(sockets.as_ref().map(drop).map_err(Clone::clone));
     let links = LinkWatch::new()
         .map_err(|e| error(format!("cannot watch interfaces: {e}"), "allow netlink sockets"));
     check(links.as_ref().map(drop).map_err(Clone::clone));
@@ -124,12 +132,12 @@ fn start(
     };
     let control = start_control(&mut worker, endpoints, settings);
     check(control.as_ref().map(drop).map_err(Clone::clone));
-    check(open_doors(&mut worker, sandbox));
     check(place(settings, booster::is_wanted(config)));
     let warnings = large_mtus(config).into_iter().chain(uneven_mtus(config));
     warnings.chain(at_strangers(config)).for_each(|warning| tracing::warn!("{warning}"));
     check(sandbox.close());
-    let mut daemon = Daemon { worker, _control: control.ok() };
+    let mut daemon =
+        Daemon { worker, _watch: watch, _sockets: sockets.ok(), _control: control.ok() };
     if !problems.is_empty() {
         if arena.is_new {
             let _ = arena.remove(); // the memory of a daemon that does not run is nobody's
@@ -149,11 +157,21 @@ fn registry(config: &Config, sandbox: &Sandbox) -> Result<Box<dyn Registry>, Sta
     })
 }
 
-/// The way to guests' sockets on other hosts.
-fn open_doors(worker: &mut Worker, sandbox: &Sandbox) -> Result<(), StartError> {
+/// Starts the sockets' worker, with the way to guests' sockets on other hosts.
+fn start_sockets(
+    worker: &mut Worker,
+    config: &WorkerConfig,
+    sandbox: &Sandbox,
+    rt_priority: u8,
+) -> Result<SocketsThread, StartError> {
     let doors = sandbox.doors.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let opened = doors.map_or(Ok(()), |doors| worker.open_doors(doors));
-    opened.map_err(|e| error(e, "allow more open files"))
+    let started = sockets_mail().and_then(|(frames, mail)| {
+        let bell = frames.bell();
+        worker.set_sockets(frames)?;
+        let (incarnation, busy_poll) = (config.epoch.get(), config.busy_poll);
+        Beginning { incarnation, busy_poll, rt_priority, mail, doors }.start(bell)
+    });
+    started.map_err(|e| error(e, "allow more threads and open files"))
 }
 
 /// The registry's addresses, with the content of its files.

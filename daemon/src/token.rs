@@ -7,7 +7,7 @@ use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 
 use crate::vhost::Source;
 
-/// The meaning of a descriptor in the epoll set of the worker or of control, packed into its 64
+/// The meaning of a descriptor in the epoll set of a worker or of control, packed into its 64
 /// bits of user data.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Token {
@@ -19,8 +19,10 @@ pub(crate) enum Token {
     Links,
     /// The broker has ended.
     Broker,
-    /// There is mail: orders to the worker, or its reports.
+    /// There is mail: orders to a worker, or reports to control.
     Mail,
+    /// The sockets' worker has reported something to the frames' worker.
+    SocketsMail,
     /// The registry has something new.
     Registry,
     /// A client connects to the control socket.
@@ -84,6 +86,7 @@ impl Token {
             Self::Ucx => pack(24, 0, 0),
             Self::BoosterListener => pack(25, 0, 0),
             Self::Booster => pack(26, 0, 0),
+            Self::SocketsMail => pack(27, 0, 0),
             Self::Stream(place) => 22 << 32 | u64::from(place),
         }
     }
@@ -122,6 +125,7 @@ impl Token {
             24 => Self::Ucx,
             25 => Self::BoosterListener,
             26 => Self::Booster,
+            27 => Self::SocketsMail,
             22 => Self::Stream(u32::from_be_bytes([s1, s0, v1, v0])),
             _ => panic!("{bits:#x} is not a token"),
         }
@@ -150,6 +154,7 @@ mod tests {
             Token::MetricsListener,
             Token::Metrics(7),
             Token::Mail,
+            Token::SocketsMail,
             Token::Uplink(300),
             Token::Guest(3, Source::Listener),
             Token::Guest(4, Source::Connection),

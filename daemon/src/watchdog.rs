@@ -1,8 +1,8 @@
 //! Notices a turn that blocks, and interrupts the call that it waits for.
 //!
-//! The worker calls nothing that waits except its own `epoll_wait`. A front-end can make other
+//! A worker calls nothing that waits except its own `epoll_wait`. A front-end can make other
 //! calls wait, for example by clearing O_NONBLOCK on an eventfd that it has filled. When a turn is
-//! long the worker gets a signal, whose only effect is to end such a call with EINTR. The caller
+//! long its worker gets a signal, whose only effect is to end such a call with EINTR. The caller
 //! knows whose descriptor it was, and takes that port down. A turn that is long for another reason
 //! does not notice the signal, because no other call of the worker can be interrupted.
 //!
@@ -14,19 +14,22 @@
 //! memory that is. After a turn of more than [`SHORT`] it looks every other millisecond, for a
 //! hundred times as long as that turn took.
 //!
-//! As long as no turn blocks, of the worker or of control, systemd is told so; without these
+//! Each worker has a place of its own here ([`Watched`]): a long turn of one says nothing of the
+//! other, and changes nothing for it.
+//!
+//! As long as no turn blocks, of a worker or of control, systemd is told so; without these
 //! messages it restarts the daemon.
 //!
 //! Cost: two stores and a look at the clock a turn, and a thread that wakes ten times a second.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration as StdDuration;
 
 use nightporter_core::time::{Duration, Instant};
-use nix::sys::pthread::{pthread_kill, pthread_self};
+use nix::sys::pthread::{Pthread, pthread_kill, pthread_self};
 use nix::sys::signal::Signal;
 
 use crate::closer;
@@ -35,6 +38,7 @@ use crate::sleeps::{Eye, Witness};
 use crate::supervisor::Supervisor;
 use crate::sys;
 use crate::timer::monotonic_now;
+use crate::watched::{Apart, Watched};
 
 /// Longer turns than this stand: work is bounded to a few milliseconds a turn.
 const LIMIT: Duration = Duration::from_secs(1);
@@ -60,10 +64,37 @@ const SUSPICION: Duration = Duration::from_secs(24 * 3600);
 /// How often systemd is told that the daemon lives, or more often if it wants that.
 const TELL_INTERVAL: StdDuration = StdDuration::from_millis(500);
 
-/// When this turn began, in nanoseconds; 0 while the worker waits for events.
-static TURN: AtomicU64 = AtomicU64::new(0);
-/// The turn was long when it was last looked at.
-static SUSPECTS: AtomicBool = AtomicBool::new(false);
+/// The watchdog's place for a worker.
+struct Place {
+    /// When this turn began, in nanoseconds; 0 while the worker waits for events.
+    turn: AtomicU64,
+    /// The turn was long when it was last looked at.
+    suspects: AtomicBool,
+    /// The VM that makes turns long is searched,
+    searches: AtomicBool,
+    /// until then, in nanoseconds.
+    search_until: AtomicU64,
+    /// The thread, as long as it lives.
+    thread: Mutex<Option<Pthread>>,
+    /// The kernel's view of it, until the watchdog has taken it.
+    eye: Mutex<Option<Eye>>,
+}
+
+impl Place {
+    const fn new() -> Self {
+        Self {
+            turn: AtomicU64::new(0),
+            suspects: AtomicBool::new(false),
+            searches: AtomicBool::new(false),
+            search_until: AtomicU64::new(0),
+            thread: Mutex::new(None),
+            eye: Mutex::new(None),
+        }
+    }
+}
+
+static PLACES: [Apart<Place>; Watched::ALL.len()] =
+    [const { Apart(Place::new()) }; Watched::ALL.len()];
 /// Turns that stood.
 static STALLS: AtomicU64 = AtomicU64::new(0);
 
@@ -85,30 +116,28 @@ pub(crate) fn stalls() -> u64 {
     STALLS.load(Ordering::Relaxed)
 }
 
-/// Whether to measure calls that others can make long.
+/// Whether the calling worker is to measure calls that others can make long.
 #[inline]
 pub(crate) fn suspects() -> bool {
-    SUSPECTS.load(Ordering::Relaxed)
+    Watched::own(&PLACES).suspects.load(Ordering::Relaxed)
 }
 
-/// The worker is about to wait for events.
+/// The calling worker is about to wait for events.
 #[inline]
 pub(crate) fn handle_rest() {
-    TURN.store(0, Ordering::Relaxed);
+    Watched::own(&PLACES).turn.store(0, Ordering::Relaxed);
 }
 
-/// The worker begins a turn.
+/// The calling worker begins a turn.
 #[inline]
 pub(crate) fn handle_turn(now: Instant) {
-    TURN.store(now.as_nanos(), Ordering::Relaxed);
+    Watched::own(&PLACES).turn.store(now.as_nanos(), Ordering::Relaxed);
 }
 
-/// Until when the VM that makes turns long is searched.
-static SEARCH_UNTIL: AtomicU64 = AtomicU64::new(0);
 /// The thread that looks.
 static WATCHDOG: OnceLock<thread::Thread> = OnceLock::new();
 
-/// The turn that began at `begin` is over.
+/// The calling worker's turn that began at `begin` is over.
 #[inline]
 pub(crate) fn handle_end(begin: Instant) {
     let now = monotonic_now();
@@ -120,9 +149,9 @@ pub(crate) fn handle_end(begin: Instant) {
 
 #[cold]
 fn search(now: Instant, took: Duration) {
-    let until = (now + took.saturating_mul(SEARCH_SHARE)).as_nanos();
-    let before = SEARCH_UNTIL.fetch_max(until, Ordering::Relaxed);
-    SEARCHES.store(true, Ordering::Relaxed);
+    let (until, place) = (now + took.saturating_mul(SEARCH_SHARE), Watched::own(&PLACES));
+    let before = place.search_until.fetch_max(until.as_nanos(), Ordering::Relaxed);
+    place.searches.store(true, Ordering::Relaxed);
     if Instant::from_nanos(before) <= now
         && let Some(thread) = WATCHDOG.get()
     {
@@ -130,13 +159,10 @@ fn search(now: Instant, took: Duration) {
     }
 }
 
-/// The VM that makes turns long is searched.
-static SEARCHES: AtomicBool = AtomicBool::new(false);
-
-/// Whether the VM that makes turns long is searched.
+/// Whether the VM that makes the calling worker's turns long is searched.
 #[inline]
 pub(crate) fn searches() -> bool {
-    SEARCHES.load(Ordering::Relaxed)
+    Watched::own(&PLACES).searches.load(Ordering::Relaxed)
 }
 
 /// Until when a VM that makes the worker wait is assumed to be about.
@@ -154,7 +180,7 @@ pub(crate) fn bewares() -> bool {
     monotonic_now() < Instant::from_nanos(BEWARE_UNTIL.load(Ordering::Relaxed))
 }
 
-/// The observed state of the worker.
+/// The observed state of a worker.
 #[derive(Debug, Eq, PartialEq)]
 struct Look {
     /// It may wait for something: to be interrupted.
@@ -191,42 +217,88 @@ fn look(now: Instant, turn: u64, until: Until, noticed: &mut u64) -> Look {
     Look { is_long, has_stalled, stands, may_sleep, wait }
 }
 
-/// From now on the calling thread is watched, through that eye, and `supervisor` told about it.
-/// `interrupt` interrupts other calls that wait for too long. Errors: there can be no more threads.
-pub(crate) fn start(
-    supervisor: Option<Arc<Supervisor>>,
-    eye: Option<Eye>,
-    interrupt: fn(Instant),
-) -> io::Result<()> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The calling thread is watched as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Watch(Watched);
+
+/// The calling thread is this worker from now on, and is watched through that eye.
+#[must_use]
+pub(crate) fn watch(worker: Watched, eye: Option<Eye>) -> Watch {
+    worker.begin();
+    let place = worker.of(&PLACES);
+    *lock(&place.eye) = eye;
+    *lock(&place.thread) = Some(pthread_self());
+    Watch(worker)
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let place = self.0.of(&PLACES);
+        place.turn.store(0, Ordering::Relaxed);
+        *lock(&place.thread) = None;
+    }
+}
+
+/// The watchdog's knowledge of a worker.
+struct Observed {
+    worker: Watched,
+    witness: Witness,
+    /// The last turn that stood.
+    noticed: u64,
+}
+
+impl Observed {
+    const fn new(worker: Watched) -> Self {
+        Self { worker, witness: Witness::new(worker), noticed: 0 }
+    }
+
+    /// Looks at the worker's turn, and interrupts its call if that may wait.
+    fn look(&mut self, now: Instant, beware: Instant) -> Look {
+        let place = self.worker.of(&PLACES);
+        if let Some(eye) = lock(&place.eye).take() {
+            self.witness.open(eye);
+        }
+        let turn = place.turn.load(Ordering::Relaxed);
+        let search = Instant::from_nanos(place.search_until.load(Ordering::Relaxed));
+        let seen = look(now, turn, Until { search, beware }, &mut self.noticed);
+        let turn_now = || place.turn.load(Ordering::Relaxed);
+        self.witness.look(now, seen.may_sleep.then_some(turn), turn_now);
+        place.suspects.store(seen.is_long, Ordering::Relaxed);
+        if search <= now && place.searches.load(Ordering::Relaxed) {
+            place.searches.store(false, Ordering::Relaxed);
+        }
+        if seen.has_stalled {
+            STALLS.fetch_add(1, Ordering::Relaxed);
+            tracing::error!(worker = self.worker.name(), "a turn takes longer than a second");
+        }
+        if seen.is_long {
+            // It lives as long as this is locked.
+            let _ = lock(&place.thread).map(|thread| pthread_kill(thread, Signal::SIGURG));
+        }
+        seen
+    }
+}
+
+/// From now on workers are watched, and `supervisor` told about them. `interrupt` interrupts other
+/// calls that wait for too long. Errors: there can be no more threads.
+pub(crate) fn start(supervisor: Option<Arc<Supervisor>>, interrupt: fn(Instant)) -> io::Result<()> {
     sys::let_interrupt(Signal::SIGURG)?;
-    let worker = pthread_self();
     // Only if it wants messages.
     let supervisor = supervisor.filter(|supervisor| supervisor.period().is_some());
     let period = supervisor.as_ref().and_then(|supervisor| supervisor.period());
     let interval = period.map_or(TELL_INTERVAL, |period| TELL_INTERVAL.min(period / 3));
-    let mut witness = Witness::new(eye);
     let watchdog = thread::Builder::new().name("watchdog".into()).spawn(move || {
-        let (mut noticed, mut known, mut told) = (0, 0, std::time::Instant::now());
-        let mut control_stands = false;
+        let mut workers = Watched::ALL.map(Observed::new);
+        let (mut known, mut told, mut control_stands) = (0, std::time::Instant::now(), false);
         loop {
             let now = monotonic_now();
-            let turn = TURN.load(Ordering::Relaxed);
-            let [search, beware] = [&SEARCH_UNTIL, &BEWARE_UNTIL]
-                .map(|until| Instant::from_nanos(until.load(Ordering::Relaxed)));
-            let seen = look(now, turn, Until { search, beware }, &mut noticed);
-            witness.look(now, seen.may_sleep.then_some(turn), || TURN.load(Ordering::Relaxed));
-            SUSPECTS.store(seen.is_long, Ordering::Relaxed);
-            if search <= now && searches() {
-                SEARCHES.store(false, Ordering::Relaxed);
-            }
-            if seen.has_stalled {
-                STALLS.fetch_add(1, Ordering::Relaxed);
-                tracing::error!("a turn takes longer than a second");
-            }
+            let beware = Instant::from_nanos(BEWARE_UNTIL.load(Ordering::Relaxed));
+            let seen = workers.each_mut().map(|worker| worker.look(now, beware));
             interrupt(now);
-            if seen.is_long && pthread_kill(worker, Signal::SIGURG).is_err() {
-                return; // it is gone
-            }
             if told.elapsed() >= interval {
                 told = std::time::Instant::now();
                 closer::look();
@@ -236,11 +308,12 @@ pub(crate) fn start(
                     tracing::error!("control has stood for {} s", CONTROL_LIMIT.as_millis() / 1000);
                 }
                 control_stands &= control;
-                if !seen.stands && !control {
+                if !control && seen.iter().all(|seen| !seen.stands) {
                     supervisor.iter().for_each(|supervisor| supervisor.lives());
                 }
             }
-            thread::park_timeout(seen.wait.min(interval));
+            let wait = seen.iter().map(|seen| seen.wait).min().expect("there are workers");
+            thread::park_timeout(wait.min(interval));
         }
     })?;
     let _ = WATCHDOG.set(watchdog.thread().clone());
@@ -260,6 +333,29 @@ mod tests {
         assert!(stands(late, begin.as_nanos()));
         assert!(!stands(late, late.as_nanos()), "it has gone on");
         assert!(!stands(late, 0));
+    }
+
+    #[test]
+    fn a_long_turn_of_one_worker_changes_nothing_for_the_other() {
+        sys::let_interrupt(Signal::SIGURG).unwrap();
+        let long_ago = monotonic_now();
+        let beware = Instant::ZERO;
+        let of_sockets = thread::spawn(move || {
+            let _watch = watch(Watched::Sockets, None);
+            handle_turn(long_ago);
+            while monotonic_now().since(long_ago) <= LONG {
+                thread::yield_now();
+            }
+            let seen = Observed::new(Watched::Sockets).look(monotonic_now(), beware);
+            handle_end(long_ago);
+            (seen.is_long, suspects(), searches())
+        });
+        assert_eq!(of_sockets.join().unwrap(), (true, true, true));
+        assert_eq!((suspects(), Watched::here()), (false, Watched::Frames));
+        // It has ended: there is no turn, and nobody to interrupt.
+        let place = Watched::Sockets.of(&PLACES);
+        assert_eq!(place.turn.load(Ordering::Relaxed), 0);
+        assert!(lock(&place.thread).is_none());
     }
 
     #[test]

@@ -148,6 +148,74 @@ impl<K: Ord + Clone, T> Outbox<K, T> {
     }
 }
 
+/// One end of the mail of two threads that write to each other: `K` are its own subjects, `Out` its
+/// own words, `In` those of the other end.
+#[derive(Debug)]
+pub struct MailEnd<K, Out, In> {
+    bell: Bell,
+    outbox: Outbox<K, Out>,
+    inbox: Inbox<In>,
+}
+
+/// Both ends, by the subjects and words of each.
+pub type Ends<K, A, L, B> = (MailEnd<K, A, B>, MailEnd<L, B, A>);
+
+/// Both ends of the mail of two threads.
+///
+/// # Errors
+/// The system's.
+pub fn both_ends<K: Ord, A, L: Ord, B>() -> io::Result<Ends<K, A, L, B>> {
+    let (one, other) = (Bell::new()?, Bell::new()?);
+    let (from_one, to_other) = mail(&one, &other);
+    let (from_other, to_one) = mail(&other, &one);
+    let one = MailEnd { bell: one, outbox: from_one, inbox: to_one };
+    Ok((one, MailEnd { bell: other, outbox: from_other, inbox: to_other }))
+}
+
+impl<K: Ord + Clone, Out, In> MailEnd<K, Out, In> {
+    /// Readable when there is something to [`Self::take`].
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.bell.fd()
+    }
+
+    /// For those who end the other end: they ring it.
+    #[must_use]
+    pub fn bell(&self) -> Bell {
+        self.bell.clone()
+    }
+
+    /// Hands over the words that waited for room, and takes the next word.
+    ///
+    /// # Errors
+    /// The other end is gone.
+    pub fn take(&mut self) -> Result<Option<In>, Gone> {
+        self.flush();
+        self.inbox.take()
+    }
+
+    /// As [`Outbox::flush`]; [`Self::take`] does it, too.
+    pub fn flush(&mut self) {
+        self.outbox.flush();
+    }
+
+    /// As [`Outbox::post`].
+    pub fn post(&mut self, key: K, word: Out) {
+        self.outbox.post(key, word);
+    }
+
+    /// As [`Outbox::take_back`].
+    pub fn take_back(&mut self, key: &K) -> Option<Out> {
+        self.outbox.take_back(key)
+    }
+
+    /// As [`Outbox::waiting`].
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.outbox.waiting()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,11 +11,12 @@ use crate::config::VmConfig;
 use crate::errors::{StartError, error};
 use crate::owners::Owners;
 use crate::port::build::{OpenFailure, Openings, make_parent, toe_name};
+use crate::port::vhost_user::Socket;
 use crate::port::{Lost, Port, Wanted};
 use crate::timer::monotonic_now;
 use crate::vhost::listener::{Access, ListenError, Listener};
 use crate::watchdog;
-use crate::worker::steps::{Opened, Socket, Step};
+use crate::worker::steps::{Opened, Step};
 
 /// How often an interface that is in use is tried again.
 const BUSY_LOOK: Duration = Duration::from_millis(10);

@@ -1,6 +1,7 @@
 //! Ports: the ways by which frames come in and leave.
 
 pub(crate) mod build;
+pub(crate) mod front_end;
 pub mod guest;
 mod inbox;
 mod messages;

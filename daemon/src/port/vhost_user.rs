@@ -31,6 +31,8 @@ use rustix::net::sockopt::socket_peercred;
 use tracing::{debug, info, warn};
 
 use account::Account;
+pub(crate) use account::bans;
+pub(crate) use change::Socket;
 
 use super::messages;
 use crate::charges::Share;

@@ -67,6 +67,8 @@ pub(super) fn of_daemon(path: &Path, config: &Config, dirs: &[PathBuf]) -> Vec<P
     let own = read | write | AccessFs::Truncate | AccessFs::RemoveFile | make;
     // The MTUs of uplinks, all of which are virtual.
     let mtus = ("/sys/devices/virtual/net".into(), read.into());
+    // The kernel's view of the threads that are watched (`sleeps::Eye`).
+    let threads = ("/proc/self/task".into(), read.into());
     let dirs = dirs.iter().map(|dir| (dir.clone(), own));
     // Files that are renewed while it runs.
     let of_registry = config.registry.iter().flat_map(RegistryConfig::tls_files);
@@ -77,7 +79,7 @@ pub(super) fn of_daemon(path: &Path, config: &Config, dirs: &[PathBuf]) -> Vec<P
     let of_ucx = UCX_PLACES.iter().filter(|_| has_ucx);
     let of_ucx = of_ucx.map(|place| (place.into(), read | AccessFs::ReadDir));
     let adapters = has_ucx.then(|| ("/dev/infiniband".into(), read | write | AccessFs::IoctlDev));
-    let all = dirs.chain(of_configuration(path)).chain(certificates).chain([mtus]);
+    let all = dirs.chain(of_configuration(path)).chain(certificates).chain([mtus, threads]);
     all.chain(of_ucx).chain(adapters).collect()
 }
 

@@ -14,12 +14,12 @@ use nix::sys::epoll::Epoll;
 use super::guests::Announcement;
 use super::heartbeats::Heartbeats;
 use super::ports::WorkerPorts;
+use super::sockets::Sockets;
 use crate::booster::Booster;
 use crate::closer;
 use crate::config::VmConfig;
 use crate::port::Port;
 use crate::resting::Resting;
-use crate::toe::Toe;
 use crate::token::{Token, watch_for};
 
 /// How often queues without notifications are polled. A thousand times a second costs a worker
@@ -38,8 +38,8 @@ pub(super) struct DataPath {
     pub(super) heartbeats: Heartbeats,
     /// Orders to the booster.
     pub(super) booster: Booster,
-    /// Sockets of guests.
-    pub(super) toe: Toe,
+    /// The sockets' worker.
+    pub(super) sockets: Sockets,
     /// Of VMs: sockets that take no connections, and connections that are not read, for now.
     pub(super) resting: Resting<Token>,
     /// Devices with queues without notifications.
@@ -65,8 +65,7 @@ impl DataPath {
             ports: WorkerPorts::new(now),
             heartbeats: Heartbeats::new(epoch),
             booster: Booster::default(),
-            // No daemon had this number before, and none will.
-            toe: Toe::new(epoch.get()),
+            sockets: Sockets::default(),
             resting: Resting::new(),
             polled: Resting::for_at_most(POLL_INTERVAL),
             front_ends: VecDeque::new(),
@@ -119,26 +118,21 @@ impl DataPath {
     /// A VM is about to be removed: hangs up, and begins to end its connections. `true`: they are
     /// many, and not all of them have ended.
     pub(super) fn prepare_removal(&mut self, now: Instant, epoll: &Epoll, id: PortId) -> bool {
-        if self.engine.is_ending(id) || self.toe.is_ending(id) {
+        if self.engine.is_ending(id) {
             return true;
         }
         if let Some(guest) = self.ports.guest_mut(id) {
             guest.port.close();
         }
         self.handle_guest_events(now, epoll, id);
-        self.toe.prepare_removal(id);
-        if let Some(device) = self.toe.port_mut(id) {
-            device.close();
-        }
-        self.handle_toe_events(now, epoll, id);
         self.engine.prepare_removal(id);
-        self.engine.is_ending(id) || self.toe.is_ending(id)
+        self.engine.is_ending(id)
     }
 
     /// The port goes for good. Everything that knows it by its number is told here, so that the
     /// next port may have the number; the executor handles its watchers.
     pub(super) fn remove_port(&mut self, now: Instant, epoll: &Epoll, id: PortId) {
-        self.remove_toe(now, epoll, id);
+        self.sockets.remove(id);
         if let Some(guest) = self.ports.guest_mut(id) {
             guest.port.close();
         }
@@ -172,11 +166,11 @@ impl DataPath {
         self.front_ends.retain(|token| !are(token));
     }
 
-    /// One turn; how many frames, and packets of sockets, it moved.
+    /// One turn; how many frames it moved.
     pub(super) fn turn(&mut self, now: Instant) -> u64 {
         self.ports.now = now;
         let frames = self.turn.run(now, &mut self.engine, &mut self.ports);
-        frames.expect("nothing interrupts a turn here") + self.toe.turn(now)
+        frames.expect("nothing interrupts a turn here")
     }
 
     /// Tells guests whether this host controls their congestion, when it is time.
@@ -207,7 +201,7 @@ impl DataPath {
     ) {
         let bytes_per_s = mbit_s.map(|rate| u64::from(rate) * BYTES_PER_MBIT);
         self.engine.set_rate_limit(now, port, way, bytes_per_s);
-        self.toe.set_rate_limit(now, port, way, bytes_per_s);
+        self.sockets.set_rate_limit(port, way, bytes_per_s);
     }
 
     /// Both rate limits of a VM, and its boost, as its configuration has them.

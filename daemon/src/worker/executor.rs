@@ -15,6 +15,7 @@ use super::orders::{Order, Report, WorkerMail};
 use super::steps::{Opened, Step, Stepping};
 use super::survey::Survey;
 use crate::closer;
+use crate::toe::orders;
 use crate::token::{Token, watch_for};
 
 /// Orders of control that are taken between two turns.
@@ -40,6 +41,8 @@ pub(super) struct Executor {
     pub(super) survey: Survey,
     /// The step of a change that is being taken.
     stepping: Option<Stepping>,
+    /// The result of the step that was taken, until the sockets' worker has taken it, too.
+    taken: Option<Result<(), String>>,
     /// Set once the daemon was told to stop.
     stop: Option<Stop>,
     pub(super) stopped: bool,
@@ -101,7 +104,9 @@ impl Executor {
                 Some(id) => path.regain(now, epoll, id, *port),
                 None => closer::later(None, port), // it was removed meanwhile
             },
-            Order::SetOverlays(overlays) => path.toe.set_overlays(now, overlays),
+            Order::SetOverlays(overlays) => {
+                path.sockets.order(orders::Order::SetOverlays(overlays));
+            }
             Order::SetPeers(vni, peers) => path.set_peers(vni, &peers),
             Order::PlaceVm(name, place) => path.place_vm(&name, &place),
             Order::TellStation { key, elsewhere, is_here } => {
@@ -118,13 +123,19 @@ impl Executor {
 
     /// Goes on with the step that is being taken.
     fn go_on_stepping(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) {
-        let Some(mut it) = self.stepping.take() else { return };
-        if !it.prepare(now, epoll, path) {
-            self.stepping = Some(it);
-            return; // it takes some more turns
+        if let Some(mut it) = self.stepping.take() {
+            if !it.prepare(now, epoll, path) {
+                self.stepping = Some(it);
+                return; // it takes some more turns
+            }
+            self.taken = Some(self.take_step(now, epoll, path, it.step, it.opened));
         }
-        let result = self.take_step(now, epoll, path, it.step, it.opened);
-        self.report(Report::Step(result));
+        // The sockets' worker reports its part, too.
+        if !path.sockets.is_busy()
+            && let Some(result) = self.taken.take()
+        {
+            self.report(Report::Step(result));
+        }
     }
 
     /// Takes a step of a change. Errors: those that should not occur.
@@ -137,23 +148,17 @@ impl Executor {
         opened: Opened,
     ) -> Result<(), String> {
         if let Step::RemoveVm(name) = &step {
-            path.ports.find(name).into_iter().for_each(|id| self.survey.census.forget(id));
+            path.ports.find(name).into_iter().for_each(|id| self.survey.forget_port(id));
         }
         let gone = path.take_step(now, epoll, step, opened)?;
         gone.into_iter().for_each(|client| self.report(Report::End(client)));
         Ok(())
     }
 
-    /// Reports VMs' links and listeners that have changed.
-    fn report_vms(&mut self, now: Instant, path: &mut DataPath) {
+    /// Reports VMs' links that have changed.
+    fn report_links(&mut self, path: &mut DataPath) {
         for (vm, (is_up, listeners)) in std::mem::take(&mut path.links) {
             self.report(Report::Link { vm, is_up, listeners });
-        }
-        for port in path.toe.take_bulletins(now) {
-            let vm = path.ports.of(port).name.clone();
-            if !vm.is_empty() {
-                self.report(Report::Listeners(vm, path.toe.listeners_of(port)));
-            }
         }
     }
 
@@ -176,14 +181,16 @@ impl Executor {
         }
         self.go_on_surveying(now, path);
         self.go_on_stepping(now, epoll, path);
-        self.report_vms(now, path);
+        self.report_links(path);
         self.look_whether_done(now, path);
     }
 
     /// When it has something to do by itself.
-    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+    pub(super) fn poll_timeout(&self, path: &DataPath) -> Option<Instant> {
         let stop = self.stop.as_ref().map(|stop| stop.look_at);
-        let goes_on = self.survey.goes_on() || self.stepping.is_some();
+        // There is an event when the sockets' worker has done its part of a step.
+        let steps = self.stepping.is_some() && !path.sockets.is_busy();
+        let goes_on = self.survey.goes_on() || steps;
         [stop, goes_on.then_some(Instant::ZERO)].into_iter().flatten().min()
     }
 }

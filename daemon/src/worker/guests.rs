@@ -4,23 +4,19 @@ use nightporter_core::port::{PortConfig, PortId, Vlans};
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nightporter_core::wire::vlan;
-use nix::errno::Errno;
-use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+use nix::sys::epoll::Epoll;
 
 use super::data_path::DataPath;
 use crate::faults;
-use crate::port::vhost_user::VhostUserPort;
+use crate::port::front_end::{FRONT_ENDS_PER_TURN, hear, watch};
+use crate::port::vhost_user::bans;
 use crate::sleeps;
+use crate::toe::orders::Order;
 use crate::token::Token;
-use crate::vhost::device::Device;
 use crate::vhost::{Event, Source};
 
 /// EtherType of a reverse ARP (RFC 903).
 const ETHERTYPE_RARP: [u8; 2] = [0x80, 0x35];
-
-/// VMMs that are handled in one turn, however many have messages: of each some messages, or one
-/// that takes long.
-const FRONT_ENDS_PER_TURN: usize = 16;
 
 /// VLANs in which the MAC of a guest that sees their tags is announced after one turn: each is a
 /// broadcast, and counts for one of the guest's.
@@ -83,13 +79,6 @@ impl DataPath {
                         self.handle_guest_events(now, epoll, port);
                     }
                 }
-                Some(Token::Toe(port, source)) => {
-                    let port = PortId(port);
-                    if let Some(device) = self.toe.port_mut(port) {
-                        hear(device, source);
-                        self.handle_toe_events(now, epoll, port);
-                    }
-                }
                 _ => return,
             }
         }
@@ -123,7 +112,7 @@ impl DataPath {
                         tracing::info!(vm, up = features.is_some(), "link");
                     }
                     self.turn.set_features(now, &mut self.engine, port, features);
-                    let listeners = features.and_then(|_| self.toe.listeners_of(port));
+                    let listeners = features.and_then(|_| self.sockets.listeners_of(port));
                     let name = self.ports.of(port).name.clone();
                     self.links.insert(name, (features.is_some(), listeners));
                 }
@@ -148,32 +137,18 @@ impl DataPath {
             {
                 guest.port.go_on(source);
                 self.handle_guest_events(now, epoll, PortId(port));
-            } else if let Token::Toe(port, source) = token
-                && let Some(device) = self.toe.port_mut(PortId(port))
-            {
-                device.go_on(source);
-                self.handle_toe_events(now, epoll, PortId(port));
-            } else if let Token::StreamListener(listener) = token {
-                self.wake_listener(epoll, listener);
             }
         }
     }
 
     /// Polls queues without notifications, when it is time.
     pub(super) fn look_at_polled(&mut self, now: Instant) {
-        let Self { polled, ports, turn, toe, .. } = self;
-        polled.keep_due(now, |token| match *token {
-            Token::Guest(port, _) => {
-                let port = PortId(port);
-                turn.wake(port);
-                ports.guest_mut(port).is_some_and(|guest| guest.port.is_polled())
-            }
-            Token::Toe(port, _) => {
-                let port = PortId(port);
-                toe.wake(port);
-                toe.port_mut(port).is_some_and(|device| device.is_polled())
-            }
-            _ => false,
+        let Self { polled, ports, turn, .. } = self;
+        polled.keep_due(now, |token| {
+            let Token::Guest(port, _) = *token else { return false };
+            let port = PortId(port);
+            turn.wake(port);
+            ports.guest_mut(port).is_some_and(|guest| guest.port.is_polled())
         });
     }
 
@@ -184,31 +159,27 @@ impl DataPath {
         if std::mem::replace(&mut self.faults_seen, count) == count {
             return;
         }
+        let before = bans();
         for slept in sleeps::take() {
             let guests = self.ports.list.iter_mut().filter_map(|at| at.port.as_guest_mut());
             let guest = guests.map(|guest| &mut guest.port).find(|it| it.account() == slept.vm);
             // It may have been removed meanwhile.
             let _ = guest.map(|guest| guest.handle_sleep(now, slept.time));
         }
-        // The second time for devices of VMs that lose another one in the first.
-        for _ in 0..2 {
-            self.look_for_faults(now, epoll);
-        }
-    }
-
-    fn look_for_faults(&mut self, now: Instant, epoll: &Epoll) {
         for port in (0..).map(PortId).take(self.ports.list.len()) {
             if let Some(guest) = self.ports.guest_mut(port) {
                 guest.port.handle_faults();
                 self.handle_guest_events(now, epoll, port);
             }
         }
-        for port in self.toe.ports() {
-            if let Some(device) = self.toe.port_mut(port) {
-                device.handle_faults();
-                self.handle_toe_events(now, epoll, port);
-            }
+        if bans() != before {
+            self.sockets.order(Order::Look);
         }
+    }
+
+    /// A VM was banned by the sockets' worker: ports are looked at after this turn.
+    pub(super) const fn look_again(&mut self) {
+        self.faults_seen = u64::MAX;
     }
 
     /// Broadcasts a reverse ARP from `mac`, which teaches switches where a migrated guest is now.
@@ -273,37 +244,5 @@ impl DataPath {
         let (engine, ports) = (&mut self.engine, &mut self.ports);
         // Nothing interrupts a turn here.
         let _ = self.turn.handle_frame(now, engine, ports, port, hdr, frame);
-    }
-}
-
-/// Something waits at a socket of a VM, or on its connection.
-fn hear<D: Device>(port: &mut VhostUserPort<D>, source: Source) {
-    match source {
-        Source::Listener => port.handle_listener(),
-        Source::Connection => port.handle_connection(),
-        Source::Kick(_) => {}
-    }
-}
-
-/// Waits for a descriptor, if it is still there.
-pub(super) fn watch<D: Device>(
-    epoll: &Epoll,
-    port: &mut VhostUserPort<D>,
-    source: Source,
-    token: Token,
-) {
-    let Some(fd) = port.fd(source) else { return };
-    let flags = match source {
-        // Each kick is reported once, and eventfds are not read (`vhost::signals`).
-        Source::Kick(_) => EpollFlags::EPOLLIN | EpollFlags::EPOLLET,
-        Source::Listener | Source::Connection => EpollFlags::EPOLLIN,
-    };
-    match epoll.add(fd, EpollEvent::new(flags, token.pack())) {
-        // EEXIST: named twice before we came to watch it.
-        Ok(()) | Err(Errno::EEXIST) => {}
-        Err(error) if port.may_log() => {
-            tracing::error!(?token, %error, "cannot wait for a descriptor");
-        }
-        Err(_) => {}
     }
 }

@@ -1,4 +1,5 @@
-//! The worker: one thread that owns the engine and all ports, and runs every event to completion.
+//! The frames' worker: one thread that owns the engine and all ports, and runs every event to
+//! completion. Socket devices are with another worker (`toe::worker`).
 //!
 //! Each round: wait for events (or not, if work is left over); give each to the data path, or
 //! control's orders to the executor; take a turn over all ports (`core::turn`); let the executor
@@ -12,7 +13,6 @@ mod executor;
 mod guests;
 mod heartbeats;
 pub(crate) mod orders;
-mod polling;
 mod ports;
 mod sockets;
 mod stations;
@@ -30,17 +30,16 @@ use nightporter_core::port::{PortConfig, PortId};
 use nightporter_core::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollTimeout};
-use nix::sys::resource::{UsageWho, getrusage};
 
+use crate::polling::Polling;
 use crate::port::Port;
 use crate::timer::{Timer, monotonic_now};
-use crate::toe::Doors;
+use crate::toe::orders::FramesMail;
 use crate::token::{Token, watch_for};
 use crate::watchdog;
 use data_path::DataPath;
 use executor::Executor;
 use orders::WorkerMail;
-use polling::Polling;
 use steps::{Opened, Step};
 
 /// While polling, frames between two looks at all events, which wake ports that are asleep. A look
@@ -117,9 +116,9 @@ impl Worker {
         executor.take_step(monotonic_now(), epoll, path, step, opened)
     }
 
-    /// There is a way to guests' sockets on other hosts. Errors: the system's.
-    pub(crate) fn open_doors(&mut self, doors: Doors) -> io::Result<()> {
-        self.path.open_doors(&self.epoll, doors)
+    /// Socket devices are with the sockets' worker from now on. Errors: the system's.
+    pub(crate) fn set_sockets(&mut self, mail: FramesMail) -> io::Result<()> {
+        self.path.sockets.set_mail(&self.epoll, mail)
     }
 
     /// A booster may connect at this socket. Errors: the system's.
@@ -135,12 +134,16 @@ impl Worker {
         }
     }
 
-    /// Works until control says that it stops, or control's thread has ended by a mistake of ours.
+    /// Works until control says that it stops, or control's thread or the sockets' worker has ended
+    /// by a mistake of ours.
     pub(crate) fn run(&mut self) -> io::Result<()> {
         while !self.executor.stopped {
             self.turn()?;
             if self.executor.control_ended {
                 return Err(io::Error::other("the control thread has ended"));
+            }
+            if self.path.sockets.has_ended() {
+                return Err(io::Error::other("the sockets' worker has ended"));
             }
         }
         Ok(())
@@ -209,22 +212,14 @@ impl Worker {
     /// How long to wait for an event; `None` is not to ask for any.
     fn next_wait(&mut self) -> Option<EpollTimeout> {
         if self.polling.poll(self.now) {
-            self.offer_core();
+            self.polling.offer_core();
             // Look at ports that had something lately, and at the rest now and then.
             self.path.turn.look_again(&mut self.path.ports);
             let looks = self.since_look >= FRAMES_PER_LOOK;
             return looks.then_some(EpollTimeout::ZERO);
         }
-        let left_over = self.path.turn.rest(&mut self.path.ports) || self.path.toe.has_work();
+        let left_over = self.path.turn.rest(&mut self.path.ports);
         Some(if left_over { EpollTimeout::ZERO } else { EpollTimeout::NONE })
-    }
-
-    /// Offers the core to other threads, and notes whether one took it.
-    fn offer_core(&mut self) {
-        let before = involuntary_switches();
-        std::thread::yield_now();
-        let taken = involuntary_switches() != before;
-        self.polling.handle_offer(monotonic_now(), taken);
     }
 
     fn handle_event(&mut self, now: Instant, token: Token) {
@@ -233,23 +228,11 @@ impl Worker {
             Token::Timer => self.timer.handle_expiry(),
             Token::Uplink(port) => path.turn.wake(PortId(port)),
             Token::Guest(port, source) => path.handle_guest(now, epoll, PortId(port), source),
-            Token::Toe(port, source) => path.handle_toe(now, epoll, PortId(port), source),
-            Token::StreamListener(listener) => path.accept_stream(now, epoll, listener),
-            Token::Dialer => path.take_dialed(now, epoll),
-            Token::Trust => path.toe.hear_trust(now, epoll),
-            Token::Stream(place) => path.toe.wake_stream(place),
-            Token::Ucx => {} // in the turn that follows
             Token::BoosterListener => path.booster.accept(epoll),
             Token::Booster => path.booster.hear(epoll),
             Token::Mail => executor.handle_orders(now, epoll, path),
-            Token::Signal
-            | Token::Registry
-            | Token::Links
-            | Token::Broker
-            | Token::ControlListener
-            | Token::Control(_)
-            | Token::MetricsListener
-            | Token::Metrics(_) => unreachable!("control's: {token:?}"),
+            Token::SocketsMail => executor.handle_sockets(path),
+            token => unreachable!("another thread's: {token:?}"),
         }
     }
 
@@ -267,7 +250,7 @@ impl Worker {
         }
         self.path.booster.after_turn(now, &mut self.path.engine);
         self.executor.after_turn(now, &self.epoll, &mut self.path);
-        let DataPath { engine, booster, heartbeats, resting, polled, announcements, toe, .. } =
+        let DataPath { engine, booster, heartbeats, resting, polled, announcements, .. } =
             &self.path;
         let deadlines = [
             engine.poll_timeout(),
@@ -275,19 +258,11 @@ impl Worker {
             resting.poll_timeout(),
             polled.poll_timeout(),
             announcements.front().map(|it| it.next),
-            toe.poll_timeout(),
-            toe.bulletin_timeout(),
             booster.poll_timeout(),
-            self.executor.poll_timeout(),
+            self.executor.poll_timeout(&self.path),
         ];
         self.timer.set(deadlines.into_iter().flatten().min());
     }
-}
-
-/// How often the calling thread lost its core although it could have gone on, since it began.
-fn involuntary_switches() -> u64 {
-    let usage = getrusage(UsageWho::RUSAGE_THREAD).expect("who is one of the three there are");
-    usage.involuntary_context_switches().cast_unsigned()
 }
 
 #[cfg(test)]

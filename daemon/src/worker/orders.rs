@@ -9,7 +9,7 @@ use std::os::fd::BorrowedFd;
 use nightporter_api::{FabricStatus, PortStatus, Reply, Request, StationKey};
 use nightporter_core::store::arena::ArenaSize;
 use nightporter_core::time::Duration;
-use nightporter_registry::mail::{Bell, Gone, Inbox, Outbox, mail};
+use nightporter_registry::mail::{Bell, Gone, MailEnd, both_ends};
 use nightporter_registry::{Listeners, Station};
 
 use super::steps::{Opened, Step};
@@ -128,47 +128,27 @@ enum Subject {
 
 /// The worker's end of the mail.
 #[derive(Debug)]
-pub(crate) struct WorkerMail(MailEnd<Report, Order>);
+pub(crate) struct WorkerMail(MailEnd<Subject, Report, Order>);
 
 /// Control's.
 #[derive(Debug)]
-pub(crate) struct ControlMail(MailEnd<Order, Report>);
-
-/// One end of the mail between two threads.
-#[derive(Debug)]
-struct MailEnd<Out, In> {
-    bell: Bell,
-    outbox: Outbox<Subject, Out>,
-    inbox: Inbox<In>,
-}
+pub(crate) struct ControlMail(MailEnd<Subject, Order, Report>);
 
 /// Both ends. Errors: the system's.
 pub(crate) fn worker_mail() -> io::Result<(WorkerMail, ControlMail)> {
-    let (worker, control) = (Bell::new()?, Bell::new()?);
-    let (orders_out, orders_in) = mail(&control, &worker);
-    let (reports_out, reports_in) = mail(&worker, &control);
-    let of_worker = MailEnd { bell: worker, outbox: reports_out, inbox: orders_in };
-    let of_control = MailEnd { bell: control, outbox: orders_out, inbox: reports_in };
-    Ok((WorkerMail(of_worker), ControlMail(of_control)))
-}
-
-impl<Out, In> MailEnd<Out, In> {
-    /// Hands over what waited for room, and takes the next word.
-    fn take(&mut self) -> Result<Option<In>, Gone> {
-        self.outbox.flush();
-        self.inbox.take()
-    }
+    let (worker, control) = both_ends()?;
+    Ok((WorkerMail(worker), ControlMail(control)))
 }
 
 impl WorkerMail {
     /// Readable when there is something to [`Self::take`].
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.0.bell.fd()
+        self.0.fd()
     }
 
     /// For those who end the other end: they ring it.
     pub(crate) fn bell(&self) -> Bell {
-        self.0.bell.clone()
+        self.0.bell()
     }
 
     /// The next order, if there is one. Errors: control's end is gone.
@@ -189,19 +169,19 @@ impl WorkerMail {
             Report::Listeners(vm, _) => Subject::Listeners(vm.clone()),
             Report::Step(_) => Subject::Step,
         };
-        self.0.outbox.post(subject, report);
+        self.0.post(subject, report);
     }
 }
 
 impl ControlMail {
     /// Readable when there is something to [`Self::take`].
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.0.bell.fd()
+        self.0.fd()
     }
 
     /// For those who end the other end: they ring it.
     pub(crate) fn bell(&self) -> Bell {
-        self.0.bell.clone()
+        self.0.bell()
     }
 
     /// The next report, if there is one. Errors: the worker's end is gone.
@@ -211,18 +191,18 @@ impl ControlMail {
 
     /// Orders that wait for room.
     pub(crate) fn waiting(&self) -> usize {
-        self.0.outbox.waiting()
+        self.0.waiting()
     }
 
     /// The port of the VM with this name goes: an order about its place that waits is void.
     pub(crate) fn forget_vm(&mut self, vm: &str) {
-        let _ = self.0.outbox.take_back(&Subject::Vm(vm.to_owned()));
+        let _ = self.0.take_back(&Subject::Vm(vm.to_owned()));
     }
 
     /// The client has gone. The worker need not know of one whose request it never had: `false`.
     pub(crate) fn forget(&mut self, client: Client) -> bool {
-        let _ = self.0.outbox.take_back(&Subject::Room(client));
-        let is_known = self.0.outbox.take_back(&Subject::Request(client)).is_none();
+        let _ = self.0.take_back(&Subject::Room(client));
+        let is_known = self.0.take_back(&Subject::Request(client)).is_none();
         if is_known {
             self.order(Order::Forget(client));
         }
@@ -246,7 +226,7 @@ impl ControlMail {
             Order::TellStation { key, .. } => Subject::Station(*key),
             Order::Drain(_) | Order::Stop => Subject::Stop,
         };
-        self.0.outbox.post(subject, order);
+        self.0.post(subject, order);
     }
 }
 

@@ -65,6 +65,11 @@ impl WorkerPorts {
         &self.list[usize::from(port.0)]
     }
 
+    /// The name of a port; empty, if there is none.
+    pub(super) fn name_of(&self, port: PortId) -> &str {
+        self.list.get(usize::from(port.0)).map_or("", |at| &at.name)
+    }
+
     pub(super) fn of_mut(&mut self, port: PortId) -> &mut NamedPort {
         &mut self.list[usize::from(port.0)]
     }

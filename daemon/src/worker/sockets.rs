@@ -1,27 +1,117 @@
-//! The data path's work for socket devices (their descriptors, drivers and kicks), and for streams
-//! to other hosts.
+//! The frames' worker's side of the mail with the sockets' worker.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 use nightporter_core::engine::Direction;
 use nightporter_core::port::PortId;
-use nightporter_core::time::Instant;
+use nightporter_registry::Listeners;
 use nix::sys::epoll::Epoll;
 
 use super::data_path::DataPath;
-use super::guests::watch;
+use super::executor::Executor;
+use super::orders::Report;
 use crate::port::vhost_user::VhostUserPort;
-use crate::toe::{Doors, Member};
+use crate::toe::Member;
+use crate::toe::orders::{self, Addition, Change, FramesMail, Order, SocketsStatus};
 use crate::token::{Token, watch_for};
 use crate::vhost::vsock::Vsock;
-use crate::vhost::{Event, Source};
+
+/// Reports that are taken in one turn.
+const REPORTS_PER_TURN: usize = 64;
+
+/// The frames' worker's knowledge of the sockets' worker.
+#[derive(Debug, Default)]
+pub(super) struct Sockets {
+    /// `None`: there is no such worker, and no device.
+    mail: Option<FramesMail>,
+    /// The last change that was ordered, and the last that was made.
+    ordered: u64,
+    done: u64,
+    /// VMs with a device.
+    ports: BTreeSet<PortId>,
+    /// The last known listeners of VMs whose devices have a driver.
+    listeners: BTreeMap<PortId, Listeners>,
+    /// The status that was ordered last, once it is there.
+    status: Option<Box<SocketsStatus>>,
+    has_ended: bool,
+}
+
+impl Sockets {
+    /// Writes to the sockets' worker from now on. Errors: the system's.
+    pub(super) fn set_mail(&mut self, epoll: &Epoll, mail: FramesMail) -> io::Result<()> {
+        watch_for(epoll, &mail.fd(), Token::SocketsMail)?;
+        self.mail = Some(mail);
+        Ok(())
+    }
+
+    /// The sockets' worker has ended by a mistake of ours.
+    pub(super) const fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
+    /// A change that was ordered is not made yet. There is a report when it is.
+    pub(super) const fn is_busy(&self) -> bool {
+        self.done < self.ordered
+    }
+
+    /// Orders a change.
+    pub(super) fn change(&mut self, change: Change) {
+        if let Some(mail) = &mut self.mail {
+            self.ordered = mail.change(change);
+        }
+    }
+
+    /// Posts an order that is no change.
+    pub(super) fn order(&mut self, order: Order) {
+        if let Some(mail) = &mut self.mail {
+            mail.order(order);
+        }
+    }
+
+    /// The sockets of a VM are to end, because its device goes.
+    pub(super) fn prepare_removal(&mut self, port: PortId) {
+        if self.ports.contains(&port) {
+            self.change(Change::PrepareRemoval(port));
+        }
+    }
+
+    /// A VM has no device from now on, if it had one.
+    pub(super) fn remove(&mut self, port: PortId) {
+        self.listeners.remove(&port);
+        if self.ports.remove(&port) {
+            self.change(Change::Remove(port));
+        }
+    }
+
+    /// Another rate limit for a VM.
+    pub(super) fn set_rate_limit(&mut self, port: PortId, way: Direction, limit: Option<u64>) {
+        if self.ports.contains(&port) {
+            self.order(Order::SetRateLimit(port, way, limit));
+        }
+    }
+
+    /// The listeners of a VM as they were reported last; see [`orders::Report::Listeners`].
+    pub(super) fn listeners_of(&self, port: PortId) -> Option<Listeners> {
+        self.listeners.get(&port).cloned()
+    }
+
+    /// Orders a status.
+    pub(super) fn ask_for_status(&mut self) {
+        self.status = None;
+        self.order(Order::Survey);
+    }
+
+    /// The status that was ordered. `None`: it is not there yet.
+    pub(super) fn take_status(&mut self) -> Option<Box<SocketsStatus>> {
+        if self.mail.is_none() { Some(Box::default()) } else { self.status.take() }
+    }
+}
 
 impl DataPath {
     /// The VM behind a port has a socket device from now on.
     pub(super) fn add_toe(
         &mut self,
-        now: Instant,
-        epoll: &Epoll,
         port: PortId,
         mut device: VhostUserPort<Vsock>,
         member: Member,
@@ -29,106 +119,37 @@ impl DataPath {
         if let Some(guest) = self.ports.guest_mut(port) {
             device.belongs_to(&guest.port);
         }
-        self.toe.add(port, device, member);
-        for way in [Direction::FromGuest, Direction::ToGuest] {
-            self.toe.set_rate_limit(now, port, way, self.engine.rate_limit(port, way));
-        }
-        self.handle_toe_events(now, epoll, port);
+        let ways = [Direction::FromGuest, Direction::ToGuest];
+        let limits = ways.map(|way| self.engine.rate_limit(port, way));
+        self.sockets.ports.insert(port);
+        self.sockets.change(Change::Add(port, Box::new(Addition { device, member, limits })));
     }
+}
 
-    /// And none from now on, if it had one: its sockets end.
-    pub(super) fn remove_toe(&mut self, now: Instant, epoll: &Epoll, port: PortId) {
-        if let Some(device) = self.toe.port_mut(port) {
-            device.close();
-            self.handle_toe_events(now, epoll, port);
-            self.toe.remove(now, port);
-            self.forget_sources(|token| matches!(token, Token::Toe(of, _) if *of == port.0));
-        }
-    }
-
-    /// Something happened on a descriptor of a socket device.
-    pub(super) fn handle_toe(&mut self, now: Instant, epoll: &Epoll, port: PortId, source: Source) {
-        let Source::Kick(vring) = source else {
-            return self.note_front_end(Token::Toe(port.0, source));
-        };
-        if let Some(device) = self.toe.port_mut(port) {
-            device.handle_kick(vring);
-            self.toe.wake(port);
-            self.handle_toe_events(now, epoll, port);
-        }
-    }
-
-    /// There is a way to other hosts.
-    pub(super) fn open_doors(&mut self, epoll: &Epoll, doors: Doors) -> io::Result<()> {
-        self.toe.open_doors(doors)?;
-        self.toe.trust_fd().map_or(Ok(()), |fd| watch_for(epoll, &fd, Token::Trust))?;
-        self.toe.ucx_fd().map_or(Ok(()), |fd| watch_for(epoll, &fd, Token::Ucx))?;
-        for listener in 0..self.toe.listeners().count() {
-            self.watch_listener(epoll, u16::try_from(listener).expect("one for each overlay"))?;
-        }
-        self.toe.dialer_fd().map_or(Ok(()), |fd| watch_for(epoll, &fd, Token::Dialer))
-    }
-
-    fn watch_listener(&self, epoll: &Epoll, listener: u16) -> io::Result<()> {
-        let fd = self.toe.listeners().nth(listener.into());
-        fd.map_or(Ok(()), |fd| watch_for(epoll, &fd, Token::StreamListener(listener)))
-    }
-
-    /// Another host connects.
-    pub(super) fn accept_stream(&mut self, now: Instant, epoll: &Epoll, listener: u16) {
-        if let Err(error) = self.toe.accept(now, epoll, listener) {
-            tracing::warn!(%error, "cannot accept connections of other hosts; again in a second");
-            let _ = self.toe.listeners().nth(listener.into()).map(|fd| epoll.delete(fd));
-            self.resting.add(now, Token::StreamListener(listener));
-        }
-    }
-
-    /// A listener has rested.
-    pub(super) fn wake_listener(&self, epoll: &Epoll, listener: u16) {
-        // Without memory for that nobody connects any more, until the daemon is started again.
-        if let Err(error) = self.watch_listener(epoll, listener) {
-            tracing::error!(%error, "cannot wait for other hosts' connections");
-        }
-    }
-
-    /// Connections to other hosts have begun, or nobody makes any more.
-    pub(super) fn take_dialed(&mut self, now: Instant, epoll: &Epoll) {
-        if !self.toe.take_dialed(now, epoll) {
-            tracing::error!(
-                "the process that connects to other hosts has ended: sockets go to guests of this \
-                 host alone\n    fix: restart nightporterd"
-            );
-        }
-    }
-
-    /// Obeys what a socket device reports.
-    pub(super) fn handle_toe_events(&mut self, now: Instant, epoll: &Epoll, port: PortId) {
-        while let Some(device) = self.toe.port_mut(port)
-            && let Some(event) = device.poll_event()
-        {
-            match event {
-                Event::Watch(source) => {
-                    watch(epoll, device, source, Token::Toe(port.0, source));
+impl Executor {
+    /// Takes some reports of the sockets' worker. There is an event for the others.
+    pub(super) fn handle_sockets(&mut self, path: &mut DataPath) {
+        for _ in 0..REPORTS_PER_TURN {
+            let sockets = &mut path.sockets;
+            let report = match sockets.mail.as_mut().map(FramesMail::take) {
+                None | Some(Ok(None)) => return,
+                Some(Ok(Some(report))) => report,
+                Some(Err(_)) => return sockets.has_ended = true,
+            };
+            match report {
+                orders::Report::Done(number) => sockets.done = number,
+                orders::Report::Status(status) => sockets.status = Some(status),
+                orders::Report::Look => path.look_again(),
+                orders::Report::Listeners { port, listeners, is_news } => {
+                    match listeners.clone().filter(|_| sockets.ports.contains(&port)) {
+                        Some(listeners) => sockets.listeners.insert(port, listeners),
+                        None => sockets.listeners.remove(&port),
+                    };
+                    let vm = path.ports.name_of(port);
+                    if is_news && !vm.is_empty() {
+                        self.report(Report::Listeners(vm.to_owned(), listeners));
+                    }
                 }
-                Event::Rest(source) => {
-                    // ENOENT: it was not watched, because it does not exist yet.
-                    let _ = device.fd(source).map(|fd| epoll.delete(fd));
-                    self.resting.add(now, Token::Toe(port.0, source));
-                }
-                Event::Poll => self.polled.add(now, Token::Toe(port.0, Source::Connection)),
-                Event::Unwatch(fd) => {
-                    // ENOENT: it was replaced before we came to watch it.
-                    let _ = epoll.delete(&fd);
-                }
-                Event::Link(None) => self.toe.lose(now, port),
-                Event::Link(Some(_)) | Event::RingBroken { .. } => {
-                    self.toe.look_at_link(now, port);
-                }
-                Event::RingStarted(_) => self.toe.wake(port),
-                Event::Connected
-                | Event::Disconnected(_)
-                | Event::RingStopped(_)
-                | Event::Rarp(_) => {}
             }
         }
     }

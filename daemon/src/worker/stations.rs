@@ -10,6 +10,7 @@ use super::data_path::DataPath;
 use super::orders::VmPlace;
 use crate::port::Port;
 use crate::port::overlay::OverlayPort;
+use crate::toe::orders::Order;
 
 impl DataPath {
     /// An overlay may have come or gone.
@@ -60,7 +61,7 @@ impl DataPath {
         is_here: bool,
     ) {
         let (vni, mac) = key;
-        self.toe.set_station(key, elsewhere);
+        self.sockets.order(Order::SetStation(key, elsewhere.cloned().map(Box::new)));
         let Some((port, overlay)) = self.overlay_mut(vni) else { return };
         let is_told = match elsewhere {
             _ if is_here => {

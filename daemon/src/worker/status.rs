@@ -85,7 +85,7 @@ impl DataPath {
             budget_bytes: vm.budget_pages * PAGE as u64,
             promised_bytes: vm.reserved_pages * PAGE as u64,
             held_bytes: sums.held_bytes,
-            toe: self.toe.status(id),
+            toe: None, // the sockets' worker knows
             boost: self.booster.status(id),
             counters: names.zip(vm.counters.values()).collect(),
         })

@@ -15,12 +15,12 @@ use crate::config::{OverlayConfig, ToeRule, UplinkConfig, VmConfig};
 use crate::port::build::{device_of, network_of, policy_of};
 use crate::port::guest::GuestPort;
 use crate::port::uplink_port;
-use crate::port::vhost_user::VhostUserPort;
+use crate::port::vhost_user::{Socket, VhostUserPort};
 use crate::port::{Port, Wanted};
 use crate::toe::GUEST_CID;
+use crate::toe::orders::{Change, Setting};
 use crate::toe::toe_of;
-use crate::vhost::device::Device;
-use crate::vhost::listener::{Access, Listener};
+use crate::vhost::listener::Access;
 use crate::vhost::vsock::Vsock;
 
 /// One thing to do.
@@ -68,17 +68,6 @@ impl Opened {
     }
 }
 
-/// A socket of a VM.
-#[derive(Debug)]
-pub(crate) enum Socket {
-    /// It is open.
-    Open(Listener),
-    /// A port that goes still has its path.
-    Later,
-    /// It could not be made, and the error was reported.
-    Failed,
-}
-
 /// A step that is being taken.
 #[derive(Debug)]
 pub(super) struct Stepping {
@@ -97,8 +86,11 @@ impl Stepping {
     pub(super) fn prepare(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) -> bool {
         match &self.step {
             Step::RemoveVm(name) => {
-                let id = path.ports.find(name);
-                !id.is_some_and(|id| path.prepare_removal(now, epoll, id))
+                let Some(id) = path.ports.find(name) else { return true };
+                if !std::mem::replace(&mut self.begun, true) {
+                    path.sockets.prepare_removal(id);
+                }
+                !path.prepare_removal(now, epoll, id) && !path.sockets.is_busy()
             }
             Step::SetVm(both) if (both.0.vlan, &both.0.trunk) != (both.1.vlan, &both.1.trunk) => {
                 let Some(id) = path.ports.find(&both.1.name) else { return true };
@@ -133,7 +125,7 @@ impl DataPath {
                 path.remove_port(now, epoll, id);
                 return Ok(path.ports.watchers.remove_port(id));
             }
-            Step::SetToeRules(rules) => path.toe.set_rules(rules),
+            Step::SetToeRules(rules) => path.sockets.change(Change::SetRules(rules)),
             Step::SetStations(_) | Step::SetDrainTimeout(_) => {} // control's
             Step::SetVm(both) => set_vm(now, epoll, path, opened, &both.0, &both.1)?,
             Step::SetOverlay(overlay) => {
@@ -206,39 +198,23 @@ fn add_vm(
     let device = device_of(vm, opened.access, charges::memory_is_limited());
     let port = VhostUserPort::without_socket(&device);
     let mut port = port.map_err(|e| format!("vm {}: {e}", vm.name))?;
-    listen(&mut port, opened.take_socket(&vm.name));
+    port.listen_by(opened.take_socket(&vm.name));
     let config = PortConfig::guest(&vm.name, policy_of(vm)).in_network(network_of(&vm.network));
     let port = Port::Guest(Box::new(GuestPort::new(port, vm.vlan)));
     let id = add_port(now, epoll, path, port, config)?;
     path.set_limits(now, id, vm);
-    add_toe(now, epoll, path, opened, id, vm);
+    add_toe(path, opened, id, vm);
     Ok(())
 }
 
 /// Its socket device, if it has one.
-fn add_toe(
-    now: Instant,
-    epoll: &Epoll,
-    path: &mut DataPath,
-    opened: &mut Opened,
-    id: PortId,
-    vm: &VmConfig,
-) {
+fn add_toe(path: &mut DataPath, opened: &mut Opened, id: PortId, vm: &VmConfig) {
     let Some((device, member)) = toe_of(vm, opened.access, charges::memory_is_limited()) else {
         return;
     };
     let mut port = VhostUserPort::with(&device, Vsock { cid: GUEST_CID });
-    listen(&mut port, opened.take_socket(&device.name));
-    path.add_toe(now, epoll, id, port, member);
-}
-
-/// The port listens, if its path is free by now; otherwise it tries again.
-fn listen<D: Device>(port: &mut VhostUserPort<D>, socket: Socket) {
-    match socket {
-        Socket::Open(listener) => port.take(listener),
-        Socket::Later => port.listen_or_say_so(),
-        Socket::Failed => port.listen_later(),
-    }
+    port.listen_by(opened.take_socket(&device.name));
+    path.add_toe(id, port, member);
 }
 
 /// Other keys of a VM; unless that fails, when nothing has changed.
@@ -261,38 +237,25 @@ fn set_vm(
         guest.set_vlan(vm.vlan);
         if before.socket != vm.socket {
             guest.port.move_to(vm.socket.clone());
-            listen(&mut guest.port, opened.take_socket(name));
+            guest.port.listen_by(opened.take_socket(name));
         }
     }
     path.handle_guest_events(now, epoll, id);
     path.set_limits(now, id, vm);
-    set_toe(now, epoll, path, opened, id, before, vm);
+    set_toe(path, opened, id, before, vm);
     Ok(())
 }
 
 /// A VM gets a socket device, loses it, or keeps it with other rules.
-fn set_toe(
-    now: Instant,
-    epoll: &Epoll,
-    path: &mut DataPath,
-    opened: &mut Opened,
-    id: PortId,
-    before: &VmConfig,
-    vm: &VmConfig,
-) {
+fn set_toe(path: &mut DataPath, opened: &mut Opened, id: PortId, before: &VmConfig, vm: &VmConfig) {
     match (before.toe, toe_of(vm, opened.access, charges::memory_is_limited())) {
-        (false, _) => add_toe(now, epoll, path, opened, id, vm),
-        (true, None) => path.remove_toe(now, epoll, id),
-        (true, Some((device, member))) => {
-            if let Some(port) = path.toe.port_mut(id) {
-                port.set_rules(&device);
-                if before.toe_socket() != vm.toe_socket() {
-                    port.move_to(device.socket.clone());
-                    listen(port, opened.take_socket(&device.name));
-                }
-            }
-            path.handle_toe_events(now, epoll, id);
-            path.toe.set(now, id, member);
+        (false, _) => add_toe(path, opened, id, vm),
+        (true, None) => path.sockets.remove(id),
+        (true, Some((config, member))) => {
+            let moves = before.toe_socket() != vm.toe_socket();
+            let moves = moves.then(|| opened.take_socket(&config.name));
+            let setting = Box::new(Setting { config, member, moves });
+            path.sockets.change(Change::Set(id, setting));
         }
     }
 }

@@ -15,6 +15,7 @@ use super::data_path::DataPath;
 use super::executor::Executor;
 use super::orders::{Client, Report, WorkerStatus};
 use crate::port::Port;
+use crate::toe::orders::SocketsStatus;
 
 /// Ports that are looked at after one turn, of some 10 us each.
 pub(super) const PORTS_PER_TURN: usize = 8;
@@ -25,8 +26,10 @@ enum Stage {
     #[default]
     Idle,
     Counting,
-    /// The next port, and those that were looked at.
-    Looking(usize, Vec<PortStatus>),
+    /// The sockets' worker was asked for its part.
+    Asking,
+    /// The next port, those that were looked at, and the sockets' worker's part.
+    Looking(usize, Vec<PortStatus>, Box<SocketsStatus>),
 }
 
 /// See the module doc.
@@ -43,7 +46,7 @@ pub(super) struct Survey {
 }
 
 impl Survey {
-    /// It goes on after the next turn.
+    /// It goes on after the next turn. There is an event when the sockets' worker has answered.
     pub(super) const fn goes_on(&self) -> bool {
         matches!(self.stage, Stage::Counting | Stage::Looking(..))
     }
@@ -77,20 +80,37 @@ impl Survey {
         self.later.retain(|waits| *waits != client);
     }
 
+    /// The port has gone, and another may get its number before the status is done.
+    pub(super) fn forget_port(&mut self, port: PortId) {
+        self.census.forget(port);
+        if let Stage::Looking(_, _, sockets) = &mut self.stage {
+            sockets.devices.remove(&port);
+        }
+    }
+
     /// Ports that were looked at so far.
     #[cfg(test)]
     pub(super) fn looked_at(&self) -> usize {
-        if let Stage::Looking(_, rows) = &self.stage { rows.len() } else { 0 }
+        if let Stage::Looking(_, rows, _) = &self.stage { rows.len() } else { 0 }
     }
 }
 
 impl Executor {
     /// A turn is over: looks at some more.
-    pub(super) fn go_on_surveying(&mut self, now: Instant, path: &DataPath) {
-        let stage = std::mem::take(&mut self.survey.stage);
-        let (from, mut rows) = match stage {
-            Stage::Counting if self.survey.census.go_on(now, &path.engine) => (0, Vec::new()),
-            Stage::Looking(from, rows) => (from, rows),
+    pub(super) fn go_on_surveying(&mut self, now: Instant, path: &mut DataPath) {
+        let mut stage = std::mem::take(&mut self.survey.stage);
+        if matches!(stage, Stage::Counting) && self.survey.census.go_on(now, &path.engine) {
+            // Whoever asks from now on gets the next one.
+            path.sockets.ask_for_status();
+            stage = Stage::Asking;
+        }
+        if matches!(stage, Stage::Asking)
+            && let Some(sockets) = path.sockets.take_status()
+        {
+            stage = Stage::Looking(0, Vec::new(), sockets);
+        }
+        let (from, mut rows, mut sockets) = match stage {
+            Stage::Looking(from, rows, sockets) => (from, rows, sockets),
             stage => return self.survey.stage = stage,
         };
         let ports = path.ports.list.len();
@@ -98,15 +118,18 @@ impl Executor {
         for id in (from..to).filter_map(|at| u16::try_from(at).ok()).map(PortId) {
             let at = path.ports.of(id);
             if !matches!(at.port, Port::Vacant) {
-                rows.push(path.port_status(now, id, at, &self.survey.census.of(id)));
+                let mut row = path.port_status(now, id, at, &self.survey.census.of(id));
+                if let Some(vm) = &mut row.vm {
+                    vm.toe = sockets.devices.remove(&id);
+                }
+                rows.push(row);
             }
         }
         if to < ports {
-            self.survey.stage = Stage::Looking(to, rows);
+            self.survey.stage = Stage::Looking(to, rows, sockets);
             return;
         }
-        let listener_changes = path.toe.listener_changes();
-        let fabric = path.toe.fabric_status();
+        let SocketsStatus { fabric, listener_changes, .. } = *sockets;
         let status = WorkerStatus { ports: rows, fabric, listener_changes };
         let clients = std::mem::take(&mut self.survey.waiting);
         let for_scrapes = std::mem::take(&mut self.survey.for_scrapes);

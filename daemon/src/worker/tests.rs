@@ -26,6 +26,7 @@ use crate::port::Port;
 use crate::port::guest::GuestPort;
 use crate::port::tap::TapPort;
 use crate::port::vhost_user::{VhostUserConfig, VhostUserPort};
+use crate::toe::orders::sockets_mail;
 use crate::vhost::listener::Access;
 
 const A: [u8; 6] = [2, 0, 0, 0, 0, 0xa];
@@ -449,4 +450,16 @@ fn what_is_announced_for_a_trunk_is_told_in_each_of_its_vlans_some_after_each_tu
         w.turn();
     }
     assert!(w.received(0).is_empty());
+}
+
+#[test]
+fn a_worker_without_the_sockets_worker_that_it_had_ends() {
+    let mut w = World::new("half", 0);
+    let (frames, sockets) = sockets_mail().unwrap();
+    let bell = frames.bell();
+    w.worker.set_sockets(frames).unwrap();
+    drop(sockets);
+    bell.ring();
+    let error = w.worker.run().unwrap_err();
+    assert!(error.to_string().contains("sockets"), "{error}");
 }

@@ -135,8 +135,8 @@ fn without_descriptors_operators_are_served_and_nobody_is_told_so_all_the_time()
     let dir = Dir::new();
     let vms: String = (0..30).map(|n| dir.vm(&format!("vm{n}"), "")).collect();
     let config = dir.configure("metrics = \"127.0.0.1:0\"", &vms);
-    // Some eighteen of its own, a listener for each VM, and six connections.
-    let mut command = command_after("ulimit -n 54", &config);
+    // Some twenty-three of its own, a listener for each VM, and six connections.
+    let mut command = command_after("ulimit -n 59", &config);
     let host = Host::start_unheard(&dir, command.stderr(Stdio::null()));
     let a_hundred_answers = || {
         let start = Instant::now();

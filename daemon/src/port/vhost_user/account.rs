@@ -30,6 +30,14 @@ const SLEEPS_MAX: u32 = 2;
 /// seconds, and nobody can see beforehand how often it is mapped.
 const SLEEP_ALONE_MAX: Duration = Duration::from_millis(200);
 
+/// Bans so far, of all VMs.
+static BANS: AtomicU64 = AtomicU64::new(0);
+
+/// Bans so far, of all VMs. After one the VM's other device is to be looked at as after a fault.
+pub(crate) fn bans() -> u64 {
+    BANS.load(Ordering::Relaxed)
+}
+
 /// See the module's doc.
 #[derive(Debug)]
 pub(super) struct Account {
@@ -134,6 +142,7 @@ impl Account {
         let mut dues = self.dues();
         let seconds = BAN_S << dues.bans.min(BAN_DOUBLED_MAX);
         dues.bans += 1;
+        BANS.fetch_add(1, Ordering::Relaxed);
         dues.banned_until = now + Duration::from_secs(seconds);
         seconds
     }

@@ -12,6 +12,17 @@ use crate::vhost::features::Offer;
 use crate::vhost::listener::Listener;
 use crate::vhost::{Event, Source};
 
+/// The socket of a VM that comes or moves.
+#[derive(Debug)]
+pub(crate) enum Socket {
+    /// It is open.
+    Open(Listener),
+    /// A port that goes still has its path.
+    Later,
+    /// It could not be made, and the error was reported.
+    Failed,
+}
+
 impl VhostUserPort {
     /// Applies `config`, except the socket ([`Self::move_to`]). Values that a front-end was told
     /// when it connected stay until the next one connects.
@@ -57,6 +68,15 @@ impl<D: Device> VhostUserPort<D> {
     pub fn take(&mut self, listener: Listener) {
         self.listener = Some(listener);
         self.events.push_back(Event::Watch(Source::Listener));
+    }
+
+    /// The port listens, if its path is free by now; otherwise it tries again.
+    pub(crate) fn listen_by(&mut self, socket: Socket) {
+        match socket {
+            Socket::Open(listener) => self.take(listener),
+            Socket::Later => self.listen_or_say_so(),
+            Socket::Failed => self.listen_later(),
+        }
     }
 
     /// The port goes: its socket disappears, and its front-end is disconnected.

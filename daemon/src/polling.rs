@@ -1,4 +1,4 @@
-//! When the worker looks for work without sleeping, and when it does not.
+//! When a worker looks for work without sleeping, and when it does not.
 //!
 //! Polling after a burst saves the wake-up for the next frame, and saves the guests their kicks. It
 //! pays only if no other thread wants the core: a VMM's thread on the same core would wait for the
@@ -10,6 +10,9 @@
 //! costs little.
 
 use nightporter_core::time::{Duration, Instant};
+use nix::sys::resource::{UsageWho, getrusage};
+
+use crate::timer::monotonic_now;
 
 /// The shortest pause after another thread wanted the core: a hundred times the usual window.
 const PAUSE_MIN: Duration = Duration::from_millis(5);
@@ -41,8 +44,16 @@ impl Polling {
         self.active = now;
     }
 
+    /// Offers the core to other threads, and notes whether one took it.
+    pub(crate) fn offer_core(&mut self) {
+        let before = involuntary_switches();
+        std::thread::yield_now();
+        let taken = involuntary_switches() != before;
+        self.handle_offer(monotonic_now(), taken);
+    }
+
     /// The core was offered to others; `taken`: another thread took it.
-    pub(crate) fn handle_offer(&mut self, now: Instant, taken: bool) {
+    fn handle_offer(&mut self, now: Instant, taken: bool) {
         if taken {
             self.calm_since = None;
             self.paused_until = now + self.pause;
@@ -68,6 +79,12 @@ impl Polling {
     fn halve_pause(&mut self) {
         self.pause = PAUSE_MIN.max(Duration::from_nanos(self.pause.as_nanos() / 2));
     }
+}
+
+/// How often the calling thread lost its core although it could have gone on, since it began.
+fn involuntary_switches() -> u64 {
+    let usage = getrusage(UsageWho::RUSAGE_THREAD).expect("who is one of the three there are");
+    usage.involuntary_context_switches().cast_unsigned()
 }
 
 #[cfg(test)]
