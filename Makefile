@@ -12,6 +12,7 @@ PACKAGES_UCX := libucx-dev libclang-dev
 PACKAGES_FLOOD := clang libbpf-dev libelf-dev zlib1g-dev
 PACKAGES_BENCH := dpdk-dev
 PACKAGES_TSHARK := tshark
+PACKAGES_PROMETHEUS := prometheus
 PACKAGES_PACKAGE := mmdebstrap systemd-container
 
 # The cases of `make demo`: two by default, or the one that the variables give.
@@ -66,6 +67,7 @@ test: setup ## check format, lints and licences, run unit, vhost-user and real-g
 	-@.ci/packages $(PACKAGES_REGISTRY)
 	-@.ci/packages $(PACKAGES_UCX)
 	-@.ci/packages $(PACKAGES_TSHARK)
+	-@.ci/packages $(PACKAGES_PROMETHEUS)
 	@.ci/test
 
 hostile: ## run a hostile front-end beside two VMs; HOSTILE_S=3600 SEED=1 (root, a machine that does nothing else)

@@ -198,7 +198,7 @@ pub enum Reply {
 }
 
 /// The daemon as a whole.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct Status {
     /// Of the daemon.
     pub version: String,
@@ -212,6 +212,9 @@ pub struct Status {
     pub log_lines_lost: u64,
     /// Turns of the worker that took longer than a second.
     pub stalls: u64,
+    /// CPU time of the worker's thread, in microseconds.
+    #[serde(default)]
+    pub worker_cpu_us: u64,
     /// System calls that were refused: the daemon makes none of them.
     pub refused_calls: u64,
     /// The process that opens uplinks has ended: no uplink can be opened any more, or come back.

@@ -397,14 +397,8 @@ mod tests {
             version: "1.2.3".into(),
             pid: 7,
             uptime_s: 61,
-            stopping: false,
-            log_lines_lost: 0,
-            stalls: 0,
-            refused_calls: 0,
-            broker_ended: false,
-            fabric: None,
-            registry: Box::default(),
             ports: vec![lan, wan, web1],
+            ..Status::default()
         };
         let mut text = Vec::new();
         status(&mut text, &s).unwrap();

@@ -20,6 +20,15 @@ pub(crate) fn time_on_core() -> Instant {
     read(ClockId::CLOCK_THREAD_CPUTIME_ID)
 }
 
+/// How long this process' main thread, which is the worker, has had a core so far.
+#[must_use]
+pub(crate) fn main_thread_time() -> Instant {
+    // The kernel's number for the CPU clock of a thread (clock_getcpuclockid(3) for a process;
+    // include/linux/posix-timers_types.h, `CPUCLOCK_PERTHREAD_MASK` and `CPUCLOCK_SCHED`).
+    let tid = std::process::id().cast_signed();
+    read(ClockId::from_raw((!tid << 3) | 4 | 2))
+}
+
 fn read(clock: ClockId) -> Instant {
     let t = clock_gettime(clock).expect("every Linux has it");
     let (s, ns) = (u64::try_from(t.tv_sec()), u64::try_from(t.tv_nsec()));
@@ -79,6 +88,18 @@ mod tests {
     fn left(timer: &Timer) -> i64 {
         let Some(Expiration::OneShot(left)) = timer.fd.get().unwrap() else { return 0 };
         (left.tv_sec() + 59) / 60
+    }
+
+    #[test]
+    fn the_main_thread_has_a_clock_of_its_own() {
+        let main = main_thread_time();
+        let burns = || {
+            let begun = time_on_core();
+            while time_on_core() < begun + Duration::from_millis(100) {}
+        };
+        std::thread::spawn(burns).join().unwrap();
+        let passed = main_thread_time().since(main);
+        assert!(main > Instant::from_nanos(0) && passed < Duration::from_millis(50), "{passed:?}");
     }
 
     #[test]

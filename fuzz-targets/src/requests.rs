@@ -11,7 +11,7 @@ use crate::noise;
 /// Judges one input.
 pub fn run(data: &[u8]) {
     match is_metrics_request(data) {
-        Ok(()) => {
+        Ok(_) => {
             assert!(data.starts_with(b"GET /metrics"), "it asks for the metrics");
             let next = data.get(12);
             assert!(next.is_none_or(|next| b" \r".contains(next)), "and for nothing else");
@@ -35,11 +35,12 @@ pub fn run(data: &[u8]) {
 /// Of each some.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
-    let http: [&[u8]; 4] = [
+    let http: [&[u8]; 5] = [
         b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET / HTTP/1.1\r\n\r\n",
         b"POST /metrics HTTP/1.1\r\n\r\n",
         b"GET /metrics\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\nAccept: application/openmetrics-text;q=0.5,*/*;q=1\r\n\r\n",
     ];
     let mut uplink = [0; 35];
     uplink[..3].copy_from_slice(&[1, 0, 1]);

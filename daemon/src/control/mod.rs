@@ -36,7 +36,7 @@ use crate::log;
 use crate::refused;
 use crate::resting::Resting;
 use crate::supervisor::Supervisor;
-use crate::timer::monotonic_now;
+use crate::timer::{main_thread_time, monotonic_now};
 use crate::token::{Token, watch_for};
 use crate::watchdog;
 use crate::worker::Worker;
@@ -49,8 +49,8 @@ use directory::Directory;
 pub(crate) use interfaces::Interfaces;
 pub(crate) use links::LinkWatch;
 pub(crate) use metrics::MetricsServer;
-pub use metrics::is_metrics_request;
-use metrics::scrape;
+use metrics::Scrape;
+pub use metrics::{Format, is_metrics_request};
 pub use operators::ControlServer;
 use operators::line;
 
@@ -309,10 +309,8 @@ impl Control {
         let status = self.whole(now, status);
         if for_scrapes && let Some(metrics) = &mut self.endpoints.metrics {
             self.ordered = false;
-            match catch_unwind(|| scrape(&status)) {
-                Ok(text) => {
-                    metrics.handle_answer(&self.epoll, &mut self.writes, now, Arc::new(text));
-                }
+            match catch_unwind(|| Scrape::new(status.clone())) {
+                Ok(scrape) => metrics.handle_answer(&self.epoll, &mut self.writes, now, scrape),
                 Err(_) => metrics.handle_failure(&self.epoll, &mut self.writes),
             }
         }
@@ -347,6 +345,7 @@ impl Control {
             stopping: self.stops,
             log_lines_lost: log::lines_lost(),
             stalls: watchdog::stalls(),
+            worker_cpu_us: main_thread_time().as_nanos() / 1000,
             refused_calls: refused::count(),
             broker_ended: self.broker_ended,
             fabric: fabric.map(Box::new),

@@ -22,6 +22,7 @@ mod networks;
 mod operators;
 mod overlay;
 mod paths;
+mod prometheus;
 mod registry;
 mod sandbox;
 mod segment;
