@@ -2,6 +2,8 @@
 //!
 //! Three lists below are ratchets: they name what does not yet keep the rule, and may only shrink.
 
+#[path = "tidy/links.rs"]
+mod links;
 #[path = "tidy/rooms.rs"]
 mod rooms;
 #[path = "tidy/sentences.rs"]
