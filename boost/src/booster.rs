@@ -268,7 +268,7 @@ impl Booster {
             vm.waits = None;
             match allowance {
                 None => {}
-                Some(Ok(allowed)) => self.begin(now, number, it.wish, allowed),
+                Some(Ok(allowed)) => self.begin(now, number, it, allowed),
                 Some(Err(wait)) => {
                     match wait {
                         Wait::Neighbours => vm.waits = Some(Waiting { counted: true, ..it }),
@@ -298,12 +298,18 @@ impl Booster {
         Some(account.allowance(now, wish.claim, terms, row))
     }
 
-    fn begin(&mut self, now: u64, number: u16, wish: Wish, allowed: Allowance) {
+    /// A boost begins, unless nobody else wants the VM's cores: then it waits until somebody does.
+    fn begin(&mut self, now: u64, number: u16, it: Waiting, allowed: Allowance) {
         let Some(vm) = self.vms.get_mut(&number) else { return };
         vm.look_anew(self.hierarchy.as_ref());
         self.sample(Some(number));
+        let alone = self.is_alone(number);
         let Some(vm) = self.vms.get_mut(&number) else { return };
-        match vm.begin(now, &mut self.journal, wish, allowed) {
+        if alone {
+            vm.waits = Some(it);
+            return;
+        }
+        match vm.begin(now, &mut self.journal, it.wish, allowed) {
             Ok(()) => {
                 if let Some(account) = &mut vm.account {
                     account.numbers.boosts += 1;
@@ -314,6 +320,14 @@ impl Booster {
                 refuse(vm, why);
             }
         }
+    }
+
+    /// Nobody else wants its cores, at the last sample and lately: a boost would only cost it two
+    /// changes of class. Of VMs whose threads come and go nobody knows.
+    fn is_alone(&self, number: u16) -> bool {
+        let Some(vm) = self.vms.get(&number) else { return false };
+        let mut near = self.vms.values().filter(|it| meet(&vm.cpus, &it.cpus));
+        vm.is_alone() && !near.any(|it| it.comes_and_goes)
     }
 
     /// Looks who wants which core, and brings the lags of all VMs up to this moment, or that of

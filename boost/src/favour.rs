@@ -8,7 +8,7 @@ use crate::journal::{
     Entry, Journal, NICE_LOW, Place, RAISED_MAX, check_plain, set_nice, unless_gone,
 };
 use crate::layout::Means;
-use crate::process::Thread;
+use crate::process::{Thread, Turns};
 use crate::sys::{Class, set_class};
 
 /// How a VM runs.
@@ -33,21 +33,28 @@ pub(crate) struct Vcpu {
     raised: i32,
     /// CPU time that it had when it was last looked at whether it runs.
     used_ns: u64,
-    /// CPU time that it had when that was last asked for.
-    pub(crate) had_ns: u64,
+    /// What it had when that was last asked for.
+    pub(crate) had: Turns,
 }
 
 impl Vcpu {
     pub(crate) fn new(thread: Thread) -> Self {
-        let mut new = Self { thread, place: None, is_low: false, raised: 0, used_ns: 0, had_ns: 0 };
-        new.used();
+        let mut new = Self {
+            thread,
+            place: None,
+            is_low: false,
+            raised: 0,
+            used_ns: 0,
+            had: Turns::default(),
+        };
+        new.turns();
         new
     }
 
-    /// CPU time that it has used; of a thread that has ended, the last that was seen.
-    pub(crate) fn used(&mut self) -> u64 {
-        self.had_ns = self.thread.used().unwrap_or(self.had_ns);
-        self.had_ns
+    /// What it has had of its core; of a thread that has ended, the last that was seen.
+    pub(crate) fn turns(&mut self) -> Turns {
+        self.had = self.thread.turns().unwrap_or(self.had);
+        self.had
     }
 
     /// Brings it into `mode`. Errors: words for the operator; it is as it was, or gone.

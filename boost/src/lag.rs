@@ -12,6 +12,7 @@
 //! effect on it.
 
 use crate::favour::Mode;
+use crate::process::Turns;
 
 /// A VM that has had less than its share is owed no more than this.
 const CREDIT_MAX_NS: f64 = 20e6;
@@ -34,6 +35,9 @@ const CALM_FIRST_NS: f64 = 50e6;
 const COMPETITORS_NS: f64 = 1e9;
 /// Fewer competitors than this are none.
 const COMPETITION_MIN: f64 = 1.05;
+/// A thread that is woken on an idle core waits for about 10 us, and runs for 100 us or more. With
+/// one neighbour that wants the core all the time it waits as long as it runs.
+const WAIT_PART: f64 = 0.25;
 
 /// A VM's share of its cores at a moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -69,17 +73,24 @@ impl Share {
     fn competitors(self) -> f64 {
         self.wanted / self.cores
     }
+
+    /// Nobody else wants these cores.
+    pub(crate) fn is_whole(self) -> bool {
+        self.competitors() <= 1.0
+    }
 }
 
 /// See the module doc.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lag {
-    /// When its CPU time was this, and its share.
-    last: Option<(u64, u64, Share)>,
+    /// When it had had this, and its share.
+    last: Option<(u64, Turns, Share)>,
     excess_ns: f64,
     competitors: f64,
     /// CPU time that it had, and its share, while nobody was boosted.
     calm: [f64; 2],
+    /// How long it waited meanwhile.
+    calm_waited: f64,
     /// The last moment at which somebody on its cores was favoured or paid, and at which it did.
     busy_at: u64,
     own_at: Option<u64>,
@@ -87,9 +98,9 @@ pub(crate) struct Lag {
 }
 
 impl Lag {
-    /// Until now it was in `mode` and has used so much CPU time; `share` is that of this moment.
+    /// Until now it was in `mode` and has had `turns`; `share` is that of this moment.
     /// `busy`: somebody on its cores is favoured or pays.
-    pub(crate) fn note(&mut self, now: u64, used_ns: u64, share: Share, mode: Mode, busy: bool) {
+    pub(crate) fn note(&mut self, now: u64, turns: Turns, share: Share, mode: Mode, busy: bool) {
         let now = self.last.map_or(now, |(at, ..)| now.max(at));
         if busy {
             self.see_busy(now);
@@ -97,16 +108,17 @@ impl Lag {
         if mode != Mode::Normal {
             self.own_at = Some(now);
         }
-        let (at, before, was) = self.last.replace((now, used_ns, share)).unwrap_or_else(|| {
+        let (at, before, was) = self.last.replace((now, turns, share)).unwrap_or_else(|| {
             self.competitors = share.competitors();
-            (now, used_ns, share)
+            (now, turns, share)
         });
         let ns = |ns: u64| {
             #[expect(clippy::cast_precision_loss, reason = "differences are far below 2^52 ns")]
             let ns = ns as f64;
             ns
         };
-        let (span, had) = (ns(now.saturating_sub(at)), ns(used_ns.saturating_sub(before)));
+        let span = ns(now.saturating_sub(at));
+        let had = ns(turns.ran_ns.saturating_sub(before.ran_ns));
         let awake = span * f64::midpoint(was.awake(), share.awake());
         let all = span * f64::midpoint(was.cores, share.cores);
         if !share.asleep {
@@ -116,6 +128,8 @@ impl Lag {
         if at >= self.busy_at + SETTLED_NS {
             let old = (1.0 - span / CALM_NS).max(0.0);
             self.calm = [self.calm[0] * old + had, self.calm[1] * old + awake];
+            let waited = ns(turns.waited_ns.saturating_sub(before.waited_ns));
+            self.calm_waited = self.calm_waited * old + waited;
         }
         if self.is_active(at) {
             let part = self.part();
@@ -131,8 +145,8 @@ impl Lag {
 
     /// Threads have begun or ended, which had used so much.
     pub(crate) fn rebase(&mut self, begun_ns: u64, ended_ns: u64) {
-        if let Some((_, used, _)) = &mut self.last {
-            *used = (*used + begun_ns).saturating_sub(ended_ns);
+        if let Some((_, turns, _)) = &mut self.last {
+            turns.ran_ns = (turns.ran_ns + begun_ns).saturating_sub(ended_ns);
         }
     }
 
@@ -194,6 +208,13 @@ impl Lag {
         (self.competitors / self.part()).max(1.0)
     }
 
+    /// While nobody was boosted it waited for its cores at most [`WAIT_PART`] of what it had of
+    /// them, whoever had them meanwhile. That is believed at first.
+    #[must_use]
+    pub(crate) fn hardly_waits(&self) -> bool {
+        self.calm_waited <= WAIT_PART * (self.calm[0] + CALM_FIRST_NS)
+    }
+
     /// The part of its share that it has.
     fn part(&self) -> f64 {
         let [had, share] = self.calm.map(|it| it + CALM_FIRST_NS);
@@ -222,6 +243,7 @@ mod tests {
         lag: Lag,
         now: u64,
         used_ns: u64,
+        waited_ns: u64,
     }
 
     impl Vm {
@@ -229,11 +251,12 @@ mod tests {
         fn runs(&mut self, mode: Mode, span_ns: u64, used_ns: u64, share: Share) {
             if self.now == 0 {
                 self.now = 1000 * MS;
-                self.lag.note(self.now, 0, share, Mode::Normal, false);
+                self.lag.note(self.now, Turns::default(), share, Mode::Normal, false);
             }
             self.now += span_ns;
             self.used_ns += used_ns;
-            self.lag.note(self.now, self.used_ns, share, mode, mode != Mode::Normal);
+            let turns = Turns { ran_ns: self.used_ns, waited_ns: self.waited_ns, count: 0 };
+            self.lag.note(self.now, turns, share, mode, mode != Mode::Normal);
         }
 
         fn excess_us(&self) -> f64 {
@@ -271,6 +294,24 @@ mod tests {
         // And so does what a VM waits that is favoured by weight.
         vm.runs(Mode::Favoured, 3 * MS, 0, beside(2));
         assert_eq!(vm.excess_us(), 1000.0);
+    }
+
+    #[test]
+    fn bst_01_a_vm_that_waits_for_its_core_does_so_whoever_has_it() {
+        let mut vm = Vm::default();
+        let mut runs = |mode, waited_ns| {
+            vm.waited_ns += waited_ns;
+            vm.runs(mode, 10 * MS, 4 * MS, beside(0));
+            vm.lag.hardly_waits()
+        };
+        // Woken a hundred times.
+        assert!(runs(Mode::Normal, 0) && runs(Mode::Normal, MS));
+        // A program of no VM has the core as long as it does.
+        assert!((0..50).any(|_| !runs(Mode::Normal, 4 * MS)));
+        // With boosts it does not wait; that says nothing.
+        assert!((0..200).all(|_| !runs(Mode::Favoured, 0)));
+        // The program has ended.
+        assert!((0..2000).any(|_| runs(Mode::Normal, 0)));
     }
 
     #[test]

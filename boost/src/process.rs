@@ -197,7 +197,7 @@ impl Thread {
         Ok(self.turns()?.ran_ns)
     }
 
-    /// Its turns on a core. Errors: it has ended.
+    /// Its turns on a core; [`Self::used`] says how old they are. Errors: it has ended.
     pub fn turns(&self) -> io::Result<Turns> {
         let turns = Turns::parse(&read(&self.schedstat)?);
         turns.ok_or_else(|| io::Error::other("schedstat has another form"))

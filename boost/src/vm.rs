@@ -11,7 +11,7 @@ use crate::journal::{Journal, check_plain};
 use crate::lag::{Lag, Share};
 use crate::layout::{Hierarchy, Means};
 use crate::policy::{Account, Allowance, Deferral, Ended, Row, SLEEP_MAX_NS, Wait};
-use crate::process::{Process, Thread};
+use crate::process::{Process, Thread, Turns};
 use crate::protocol::{Budget, Claim};
 
 /// What a VM wants its core for.
@@ -80,7 +80,7 @@ pub(crate) struct Vm {
     cgroup: Option<PathBuf>,
     pub(crate) account: Option<Account>,
     vcpus: Vec<Vcpu>,
-    comes_and_goes: bool,
+    pub(crate) comes_and_goes: bool,
     /// Cores on which its threads may run.
     pub(crate) cpus: Vec<usize>,
     /// The cgroup in which its threads compete.
@@ -156,7 +156,7 @@ impl Vm {
         // A thread that has ended is as before: the next change of mode forgets it.
         self.vcpus.retain(|vcpu| {
             let stays = ids.contains(&vcpu.thread.id) || self.mode != Mode::Normal;
-            ended_ns += if stays { 0 } else { vcpu.had_ns };
+            ended_ns += if stays { 0 } else { vcpu.had.ran_ns };
             stays
         });
         for id in ids {
@@ -164,7 +164,7 @@ impl Vm {
                 && let Ok(thread) = Thread::open(id)
             {
                 let vcpu = Vcpu::new(thread);
-                begun_ns += vcpu.had_ns;
+                begun_ns += vcpu.had.ran_ns;
                 self.vcpus.push(vcpu);
             }
         }
@@ -223,9 +223,18 @@ impl Vm {
         hierarchy.means(dir, &|pid| pids.contains(&pid), others)
     }
 
+    /// What its threads have had together.
+    fn turns(&mut self) -> Turns {
+        self.vcpus.iter_mut().map(Vcpu::turns).fold(Turns::default(), |all, it| Turns {
+            ran_ns: all.ran_ns + it.ran_ns,
+            waited_ns: all.waited_ns + it.waited_ns,
+            count: all.count + it.count,
+        })
+    }
+
     /// CPU time that its threads have used together.
     fn used(&mut self) -> u64 {
-        self.vcpus.iter_mut().map(Vcpu::used).sum()
+        self.turns().ran_ns
     }
 
     /// How many of its threads run or wait for a core.
@@ -250,9 +259,14 @@ impl Vm {
     pub(crate) fn note(&mut self, now: u64, share: Share, busy: bool) {
         if self.account.is_some() {
             self.share = share;
-            let used = self.used();
-            self.lag.note(now, used, share, self.mode, busy);
+            let turns = self.turns();
+            self.lag.note(now, turns, share, self.mode, busy);
         }
+    }
+
+    /// At the last sample no other VM wanted its cores, and lately it hardly waited for them.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.share.is_whole() && self.lag.hardly_waits()
     }
 
     /// What it owes to its neighbours.
@@ -352,12 +366,12 @@ impl Vm {
         let mode = |vm: &Self| if ended == Ended::TakenBack { Mode::Normal } else { vm.rest(now) };
         let mut result = self.set(journal, mode(self));
         // A change of class has brought its CPU time up to date.
-        let used = self.used();
-        self.lag.note(now, used, self.share, Mode::Favoured, true);
+        let turns = self.turns();
+        self.lag.note(now, turns, self.share, Mode::Favoured, true);
         if mode(self) != self.mode {
             result = result.and(self.set(journal, mode(self)));
         }
-        let used = used.saturating_sub(boost.used_before);
+        let used = turns.ran_ns.saturating_sub(boost.used_before);
         if let Some(account) = &mut self.account {
             account.spend(now, used);
             account.end(now, ended, boost.is_served());

@@ -25,12 +25,13 @@ fn compete() -> (Cgroup, Hog, Hog, Booster) {
     (cgroup, other, hog, booster)
 }
 
-/// A VM that nobody competes with is boosted for a second.
+/// A VM is boosted for a second, again after each turn of its neighbour.
 fn boosted() -> (Cgroup, Hog, Hog, Booster) {
     let cgroup = Cgroup::new(Some(400_000));
-    let (hog, other) = (Hog::new(&cgroup), Hog::waiting("other", Some(&cgroup)));
+    let (hog, other) = (Hog::new(&cgroup), Hog::new(&cgroup));
     let mut booster = Booster::start();
     booster.adds_with(1, &hog, 1_000_000, None);
+    booster.adds(2, &other);
     booster.is_ready(1, "nice");
     booster.says(&Order::Boost { vm: 1, claim: Claim::Bytes, for_us: 1_000_000, taken: 0 });
     booster.until("it is favoured", || hog.class() == FAVOURED);
@@ -58,6 +59,29 @@ fn bst_04_a_vm_is_favoured_and_pays_back_and_is_as_before() {
     // The booster looks every millisecond, and CPU time is as old as the last tick: 4 ms.
     let most = 15_000 + passed_us / 6 + 4_000 * account.boosts;
     assert!(account.favoured_us <= most, "at most {most}: {account:?}");
+}
+
+#[test]
+#[ignore = "root, cgroups"]
+fn bst_01_a_boost_begins_when_somebody_else_wants_the_core() {
+    let cgroup = Cgroup::new(Some(400_000));
+    let (hog, mut other) = (Hog::new(&cgroup), Hog::waiting("CPU 0/TCG", Some(&cgroup)));
+    let mut booster = Booster::start();
+    booster.adds(1, &hog);
+    booster.adds(2, &other);
+    booster.is_ready(1, "nice");
+    let before = hog.used();
+    let boost = Order::Boost { vm: 1, claim: Claim::Bytes, for_us: 50_000, taken: 0 };
+    let runs = |it: &BoostAccount| it.boosts > 0 || hog.used() > before + 1.0;
+    let account = booster.account_after(1, |booster| booster.says(&boost), runs);
+    let [used, waited] = hog.times();
+    if account.boosts > 0 && waited > 0.2 * used {
+        eprintln!("SKIPPED: something else has the core: {used} s, and {waited} s of waiting");
+        return;
+    }
+    assert_eq!(account.boosts, 0, "alone on its core, {used} s, {waited} s: {account:?}");
+    other.begins();
+    booster.until_asking(&boost, "it is favoured", || hog.class() == FAVOURED);
 }
 
 #[test]
@@ -248,9 +272,10 @@ fn bst_05_threads_without_a_name_are_found_in_a_cgroup() {
 #[ignore = "root, cgroups"]
 fn bst_01_a_budget_that_ends_a_boost_is_waste_only_where_the_vm_took_nothing() {
     let cgroup = Cgroup::new(Some(400_000));
-    let (hog, _other) = (Hog::new(&cgroup), Hog::waiting("other", Some(&cgroup)));
+    let (hog, other) = (Hog::new(&cgroup), Hog::new(&cgroup));
     let mut booster = Booster::start();
     booster.adds_with(1, &hog, 2_000, None);
+    booster.adds(2, &other);
     booster.is_ready(1, "nice");
     let boost = |taken| Order::Boost { vm: 1, claim: Claim::Bytes, for_us: 1_000_000, taken };
     // An order that meets an empty bucket begins nothing, so it is told again and again.
@@ -323,13 +348,17 @@ fn bst_02_over_seconds_a_boosted_vm_has_no_more_than_its_share() {
 
 #[test]
 #[ignore = "root, cgroups"]
-fn bst_02_a_boost_alone_on_its_core_has_ten_milliseconds_in_a_row() {
-    // Nobody competes; but a neighbour may wake.
-    let (_cgroup, _other, _hog, mut booster) = boosted();
-    let account = booster.account(1, |it| it.waits >= 5);
-    let each_us = account.favoured_us / account.waits;
-    assert!((5_000..12_000).contains(&each_us), "{each_us}: {account:?}");
-    assert_eq!(account.ended_by_budget, 0, "it had more: {account:?}");
+fn bst_02_a_boost_has_ten_milliseconds_in_a_row() {
+    let mut rows = [(); 5].map(|()| {
+        let (_cgroup, _other, hog, mut booster) = boosted();
+        booster.until("its neighbour has a turn", || hog.class() != FAVOURED);
+        booster.says(&Order::End { vm: 1 });
+        let account = booster.account(1, |it| it.waits > 0);
+        assert_eq!(account.ended_by_budget, 0, "it had more: {account:?}");
+        account.favoured_us / account.boosts
+    });
+    rows.sort_unstable();
+    assert!((5_000..12_000).contains(&rows[2]), "{rows:?}");
 }
 
 #[test]

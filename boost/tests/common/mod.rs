@@ -95,8 +95,12 @@ impl Hog {
     /// Without a cgroup it is on the VMs' core, too.
     pub(crate) fn named(name: &str, cgroup: Option<&Cgroup>) -> Self {
         let mut hog = Self::waiting(name, cgroup);
-        drop(hog.0.stdin.take()); // it begins
+        hog.begins();
         hog
+    }
+
+    pub(crate) fn begins(&mut self) {
+        drop(self.0.stdin.take());
     }
 
     /// It does not want its core yet.
@@ -130,8 +134,14 @@ impl Hog {
 
     /// Seconds of CPU time that it has had, as of the last tick.
     pub(crate) fn used(&self) -> f64 {
+        self.times()[0]
+    }
+
+    /// [`Self::used`], and how many seconds it has waited for its core.
+    pub(crate) fn times(&self) -> [f64; 2] {
         let text = read_to_string(format!("/proc/{}/schedstat", self.pid())).unwrap();
-        text.split(' ').next().unwrap().parse::<f64>().unwrap() / 1e9
+        let mut words = text.split(' ').map(|word| word.parse::<f64>().unwrap() / 1e9);
+        [words.next().unwrap(), words.next().unwrap()]
     }
 
     pub(crate) fn set_class(&self, class: &str, priority: &str) {
