@@ -391,7 +391,9 @@ fn built(package: &str, artifact: Artifact) -> Result<PathBuf> {
     let (what, name, flags) = match artifact {
         Artifact::Program(name) => (&["--bin", name][..], name, &STATIC[..]),
         Artifact::Dynamic(name) => (&["--bin", name][..], name, &STATIC[2..]),
-        Artifact::Library(name) => (&["--lib"][..], name, &STATIC[2..]),
+        // Without flags: programs of its package that are built besides would build it once more
+        // without them, and so each time.
+        Artifact::Library(name) => (&["--lib"][..], name, &[][..]),
     };
     let profile = if cfg!(debug_assertions) { "sim" } else { "release" };
     let shared = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
