@@ -306,9 +306,14 @@ pub struct PortStatus {
     /// Whether frames can pass: the interface is there and has no `trouble`, the guest's driver is
     /// running.
     pub link: bool,
-    /// Why the frames of an uplink get nowhere, or too far: it is down, or not in its bridge.
+    /// Why the frames of an uplink get nowhere, or too far: it is down, or not in its bridge. Why
+    /// the link of a VM is down.
     #[serde(default)]
     pub trouble: Option<String>,
+    /// Its keys of the configuration as they are in force, with values as in TOML; those without a
+    /// value are left out.
+    #[serde(default)]
+    pub keys: BTreeMap<String, String>,
     /// Frames that entered the switch here. A super-segment is one frame.
     pub frames_from_port: u64,
     /// Their bytes.
@@ -359,6 +364,9 @@ pub struct VmStatus {
     pub flows: BTreeMap<String, u64>,
     /// VMMs find its socket; if not, something else has its path.
     pub listens: bool,
+    /// The process of the VMM that is connected, as the daemon sees it.
+    #[serde(default)]
+    pub vmm_pid: Option<i32>,
     /// Queues put out of use because the guest broke the rules, which took down the link.
     #[serde(default)]
     pub ring_faults: u64,

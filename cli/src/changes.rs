@@ -22,7 +22,7 @@ pub(crate) struct Dry {
     dry_run: bool,
 }
 
-/// `nightporter vm`.
+/// The changes of `nightporter vm`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum OfVm {
     /// Adds a VM: `vm add web3 mac=52:54:00:00:00:03 budget=128M`. It is not written into the

@@ -15,7 +15,7 @@ use crate::{print, show, unexpected};
 /// States of a connection that has ended and is soon forgotten.
 pub(crate) const OVER: [&str; 2] = ["closed", "reset"];
 /// Moves the cursor of a terminal to the top left corner, and clears the screen.
-const CLEAR: &str = "\x1b[H\x1b[2J";
+pub(crate) const CLEAR: &str = "\x1b[H\x1b[2J";
 
 /// The connections to show, and their order.
 #[derive(Debug, Default, Args)]

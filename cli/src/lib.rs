@@ -1,5 +1,5 @@
 //! `nightporter`: the operator's tool for a running `nightporterd`. It is a library, because its
-//! binary and `examples/pages.rs` (manual pages and completions) need the same arguments.
+//! binary and `examples/pages` (manual pages and completions) need the same arguments.
 
 mod advise;
 mod analyze;
@@ -8,6 +8,7 @@ mod changes;
 mod client;
 mod flows;
 mod show;
+mod vms;
 
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
@@ -89,9 +90,9 @@ enum Command {
         /// The VM.
         vm: String,
     },
-    /// Adds, changes and removes VMs without a restart.
+    /// Shows VMs, and adds, changes and removes them without a restart.
     #[command(subcommand)]
-    Vm(changes::OfVm),
+    Vm(OfVm),
     /// Adds and removes uplinks.
     #[command(subcommand)]
     Uplink(changes::OfUplink),
@@ -106,6 +107,22 @@ enum Command {
         #[arg(long)]
         no_wait: bool,
     },
+}
+
+/// `nightporter vm`.
+#[derive(Debug, Subcommand)]
+enum OfVm {
+    /// Shows a line for each VM: its link and offload, its connections, bytes held for it, sent and
+    /// received by it, and its MAC.
+    List(vms::List),
+    /// Shows all about a VM: why its link is down, the process of its VMM, its offloads, drops and
+    /// counters, and its keys of the configuration.
+    Show {
+        /// The name of the VM.
+        name: String,
+    },
+    #[command(flatten)]
+    Change(changes::OfVm),
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -211,7 +228,11 @@ fn run(arguments: &Arguments) -> Result<()> {
             let (direction, mbit_s) = ((*direction).into(), limit.0);
             done(&mut connect()?, &Request::RateLimit { vm: vm.clone(), direction, mbit_s })
         }
-        Command::Vm(of) => changes::change(connect()?, &arguments.control, json, of.as_change()?),
+        Command::Vm(OfVm::List(options)) => vms::list(&mut connect()?, json, *options),
+        Command::Vm(OfVm::Show { name }) => vms::show(&mut connect()?, json, name),
+        Command::Vm(OfVm::Change(of)) => {
+            changes::change(connect()?, &arguments.control, json, of.as_change()?)
+        }
         Command::Uplink(of) => {
             changes::change(connect()?, &arguments.control, json, of.as_change()?)
         }

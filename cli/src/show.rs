@@ -60,14 +60,18 @@ pub(crate) fn status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
 }
 
 /// The troubles of a VM, and its limits.
-fn troubles(out: &mut dyn Write, name: &str, vm: &VmStatus) -> io::Result<()> {
+pub(crate) fn troubles(out: &mut dyn Write, name: &str, vm: &VmStatus) -> io::Result<()> {
     let ways =
         [(vm.rate_limit_from_guest_mbit_s, "from it"), (vm.rate_limit_to_guest_mbit_s, "to it")];
     if !vm.listens {
         writeln!(out, "{name} has no socket: something else is at its path")?;
     }
     if vm.ring_faults > 0 {
-        writeln!(out, "{name} lost a queue {} times: its guest broke the rules", vm.ring_faults)?;
+        writeln!(
+            out,
+            "{name} lost a queue {} times: its driver broke virtio's rules",
+            vm.ring_faults
+        )?;
     }
     if vm.memory_faults > 0 {
         writeln!(out, "{name} went down {} times: its memory was not there", vm.memory_faults)?;
@@ -153,26 +157,10 @@ fn listens(station: &StationInfo) -> String {
 
 fn port_row(port: &PortStatus) -> [String; 12] {
     let of_vm = port.vm.as_ref().map_or(["-"; 6].map(String::from), |vm| {
-        let offload = match (vm.draining, vm.owed_flows, vm.offload) {
-            (true, 0, _) => "drained",
-            (true, ..) => "draining",
-            (false, _, true) => "on",
-            (false, _, false) => "off",
-        };
-        let congestion = match (vm.controls_congestion, vm.congestion_offload) {
-            (true, _) => "on",
-            (false, true) => "paused", // `VmStatus::controls_congestion` says why
-            (false, false) => "off",
-        };
         [
-            offload.into(),
-            congestion.into(),
-            vm.flows
-                .iter()
-                .filter(|(state, _)| !is_over(state))
-                .map(|(_, n)| n)
-                .sum::<u64>()
-                .to_string(),
+            offload(vm).into(),
+            congestion(vm).into(),
+            live_flows(vm).to_string(),
             vm.flows.get("on").copied().unwrap_or(0).to_string(),
             bytes(vm.held_bytes),
             bytes(vm.budget_bytes),
@@ -195,8 +183,29 @@ fn port_row(port: &PortStatus) -> [String; 12] {
     ]
 }
 
-fn is_over(state: &str) -> bool {
-    OVER.contains(&state)
+/// Whether ack offload is on for new connections.
+pub(crate) const fn offload(vm: &VmStatus) -> &'static str {
+    match (vm.draining, vm.owed_flows, vm.offload) {
+        (true, 0, _) => "drained",
+        (true, ..) => "draining",
+        (false, _, true) => "on",
+        (false, _, false) => "off",
+    }
+}
+
+/// Whether congestion offload is on.
+pub(crate) const fn congestion(vm: &VmStatus) -> &'static str {
+    match (vm.controls_congestion, vm.congestion_offload) {
+        (true, _) => "on",
+        (false, true) => "paused", // `VmStatus::controls_congestion` says why
+        (false, false) => "off",
+    }
+}
+
+/// Connections that have not ended.
+pub(crate) fn live_flows(vm: &VmStatus) -> u64 {
+    let live = vm.flows.iter().filter(|(state, _)| !OVER.contains(&state.as_str()));
+    live.map(|(_, n)| n).sum()
 }
 
 /// A line for each connection.

@@ -4,7 +4,11 @@
 //! take, are lost and counted. Lines that outsiders can provoke are limited besides, for each port
 //! by a [`Limit`].
 
+use std::fs::File;
 use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
@@ -12,6 +16,8 @@ use std::time::Duration as StdDuration;
 
 use nightporter_core::bucket::Bucket;
 use nightporter_core::time::{Duration, Instant};
+use tracing::{Level, Metadata};
+use tracing_subscriber::fmt::MakeWriter;
 
 use crate::timer::monotonic_now;
 
@@ -57,6 +63,87 @@ impl Log {
             let _ = wait.recv_timeout(FLUSH_LIMIT);
         }
     }
+}
+
+impl Log {
+    /// For the subscriber: each line with its level, if systemd's journal reads them.
+    #[must_use]
+    pub fn lines(&self) -> Lines {
+        Lines { log: self.clone(), for_journal: is_journal(std::env::var("JOURNAL_STREAM").ok()) }
+    }
+}
+
+/// Whether standard error is the stream to the journal that `JOURNAL_STREAM` names by its device
+/// and inode (systemd.exec(5)).
+fn is_journal(named: Option<String>) -> bool {
+    let stderr = io::stderr().as_fd().try_clone_to_owned().map(File::from);
+    let own = stderr.and_then(|file| file.metadata());
+    own.is_ok_and(|own| named == Some(format!("{}:{}", own.dev(), own.ino())))
+}
+
+/// Makes the writer of an event.
+#[derive(Clone, Debug)]
+pub struct Lines {
+    log: Log,
+    for_journal: bool,
+}
+
+impl<'a> MakeWriter<'a> for Lines {
+    type Writer = Lined;
+
+    fn make_writer(&'a self) -> Lined {
+        Lined { log: self.log.clone(), prefix: "" }
+    }
+
+    fn make_writer_for(&'a self, event: &Metadata<'_>) -> Lined {
+        // sd-daemon(3); `journalctl -p warning` goes by it.
+        let prefix = match *event.level() {
+            _ if !self.for_journal => "",
+            Level::ERROR => "<3>",
+            Level::WARN => "<4>",
+            Level::INFO => "<6>",
+            Level::DEBUG | Level::TRACE => "<7>",
+        };
+        Lined { log: self.log.clone(), prefix }
+    }
+}
+
+/// Writes an event, each of its lines with the same prefix.
+#[derive(Debug)]
+pub struct Lined {
+    log: Log,
+    prefix: &'static str,
+}
+
+impl Write for Lined {
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        if self.prefix.is_empty() {
+            return self.log.write(event);
+        }
+        let lines = event.split_inclusive(|&byte| byte == b'\n');
+        let lines: Vec<_> = lines.map(|line| [self.prefix.as_bytes(), line].concat()).collect();
+        self.log.write(&lines.concat())?;
+        Ok(event.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Sets the filter of the log, as `daemon.log` has it.
+static SET_FILTER: OnceLock<Box<SetFilter>> = OnceLock::new();
+
+type SetFilter = dyn Fn(&str) + Send + Sync;
+
+/// The way to set the filter of the log while the daemon runs. Once.
+pub fn set_filter_by(set: impl Fn(&str) + Send + Sync + 'static) {
+    let _ = SET_FILTER.set(Box::new(set));
+}
+
+/// Sets the filter of the log.
+pub(crate) fn set_filter(text: &str) {
+    SET_FILTER.get().into_iter().for_each(|set| set(text));
 }
 
 impl Write for Log {

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use clap::Parser as _;
 use nightporterd::arguments::Arguments;
 use nightporterd::config::{Config, Source};
-use nightporterd::log::Log;
+use nightporterd::log::{Log, set_filter_by};
 use nightporterd::sandbox;
 use tracing_subscriber::EnvFilter;
 
@@ -46,13 +46,17 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let writer = log.clone();
-    tracing_subscriber::fmt()
+    let subscriber = tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::new(&config.daemon.log))
-        .with_writer(move || writer.clone())
+        .with_writer(log.lines())
         .with_ansi(std::io::stderr().is_terminal())
         .log_internal_errors(false)
-        .init();
+        .with_filter_reloading();
+    let filter = subscriber.reload_handle();
+    set_filter_by(move |text| {
+        let _ = filter.reload(EnvFilter::new(text)); // fails without a subscriber alone
+    });
+    subscriber.init();
     let result = nightporterd::run(&config, source, &sandbox);
     log.flush();
     match result {

@@ -20,7 +20,8 @@ const OF_A_SOCKET: [&str; 2] = ["socket_user", "socket_group"];
 pub struct Plan {
     /// The steps.
     pub steps: Vec<Step>,
-    /// For operators: a line for each step, in the same order.
+    /// For operators: a line for each step, in the same order, and one for the log's filter, which
+    /// control sets when all steps are done.
     pub lines: Vec<String>,
     /// Changes that cannot be made while the daemon runs: they refuse the plan.
     pub needs_restart: Vec<String>,
@@ -59,6 +60,10 @@ impl Plan {
             let default = VmConfig::of(&vm.name, &BTreeMap::new()).map(|vm| vm.keys());
             let given = default.map_or_else(|_| vm.keys(), |default| given(&default, vm.keys()));
             plan.add(Step::AddVm(Box::new(vm.clone())), &vm.name, given);
+        }
+        if now.daemon.log != wanted.daemon.log {
+            let (before, after) = (&now.daemon.log, &wanted.daemon.log);
+            plan.lines.push(format!("~ daemon: log {before:?} -> {after:?}"));
         }
         plan
     }
@@ -132,8 +137,8 @@ impl Plan {
 
     fn set_daemon(&mut self, now: &Config, wanted: &Config) {
         for (key, before, after) in differences(&now.daemon.keys(), &wanted.daemon.keys()) {
-            if key == "bridges" {
-                // The broker's own: it reads the file itself.
+            if key == "bridges" || key == "log" {
+                // The broker's own: it reads the file itself. The log is last.
             } else if LIVE.contains(&key) {
                 self.steps.push(Step::SetDrainTimeout(wanted.daemon.drain_timeout_s));
                 self.lines.push(format!("~ daemon: {key} {before} -> {after}"));
@@ -278,7 +283,7 @@ mod tests {
 
     #[test]
     fn who_goes_makes_room_before_others_change_and_come() {
-        let wanted = "[daemon]\ndrain_timeout_s = 3\n\
+        let wanted = "[daemon]\ndrain_timeout_s = 3\nlog = \"warn\"\n\
                       [[uplink]]\nname = \"wan\"\nkind = \"tap\"\nifname = \"np1\"\n\
                       [[vm]]\nname = \"a\"\nmac = \"52:54:00:00:00:0b\"\nmtu = 9000\n\
                       budget = \"8M\"\n\
@@ -295,9 +300,10 @@ mod tests {
                 "+ uplink wan: kind \"tap\", ifname \"np1\", create true",
                 "+ vm c: ack_offload false",
                 "+ vm d",
+                "~ daemon: log \"info\" -> \"warn\"",
             ]
         );
-        assert_eq!(plan.steps.len(), 7);
+        assert_eq!(plan.steps.len(), 7, "the log is no step");
         assert!(plan.needs_restart.is_empty());
     }
 
@@ -339,14 +345,10 @@ mod tests {
     #[test]
     fn what_needs_a_restart_is_named() {
         let wanted = NOW.replace("np0", "np1");
-        let wanted = format!("[daemon]\ncpu = 3\nlog = \"debug\"\n{wanted}");
+        let wanted = format!("[daemon]\ncpu = 3\n{wanted}");
         assert_eq!(
             Plan::between(&config(NOW), &config(&wanted)).needs_restart,
-            [
-                "daemon.cpu none -> 3",
-                "daemon.log \"info\" -> \"debug\"",
-                "uplink.lan.ifname \"np0\" -> \"np1\"",
-            ]
+            ["daemon.cpu none -> 3", "uplink.lan.ifname \"np0\" -> \"np1\"",]
         );
         let taken = NOW.replace("name = \"a\"\n", "name = \"a\"\nmac = \"52:54:00:00:00:0b\"\n");
         let taken = taken.replacen(

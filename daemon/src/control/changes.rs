@@ -12,6 +12,7 @@ use super::operators::line;
 use crate::change::{Prepared, Preparer, Refusal, Setting};
 use crate::charges;
 use crate::config::Config;
+use crate::log;
 use crate::timer::monotonic_now;
 use crate::watchdog;
 use crate::worker::orders::{Client, Order};
@@ -212,6 +213,11 @@ impl Control {
                 _ => opened.port.iter().for_each(|port| self.interfaces.add(port)),
             }
             return self.mail.order(Order::Step(Box::new((step.clone(), opened))));
+        }
+        let log = &prepared.target.config.daemon.log;
+        if preparer.running.config.daemon.log != *log {
+            log::set_filter(log);
+            tracing::warn!("the log's filter is {log:?} now");
         }
         preparer.running = prepared.target.clone();
         charges::set_max(preparer.running.config.charges_max());

@@ -14,7 +14,7 @@ mod links;
 mod metrics;
 mod operators;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -317,6 +317,7 @@ impl Control {
         if clients.is_empty() {
             return;
         }
+        let status = self.with_keys(status);
         let text = catch_unwind(AssertUnwindSafe(|| line(&Reply::Status(status))));
         let text = Arc::new(text.unwrap_or_else(|_| {
             line(&Reply::Error {
@@ -327,6 +328,19 @@ impl Control {
         for client in clients {
             self.answer(client, Arc::clone(&text), false);
         }
+    }
+
+    /// Adds the keys in force. Metrics do without.
+    fn with_keys(&self, mut status: Status) -> Status {
+        let Some(config) = self.changes.config() else { return status };
+        let vms = config.vms.iter().map(|vm| (&vm.name, vm.keys()));
+        let uplinks = config.uplinks.iter().map(|uplink| (&uplink.name, uplink.keys()));
+        let mut all: BTreeMap<_, _> = vms.chain(uplinks).collect();
+        for port in &mut status.ports {
+            let keys = all.remove(&port.name).into_iter().flatten();
+            port.keys = keys.filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();
+        }
+        status
     }
 
     /// The worker's part of a status, and that of the process.

@@ -302,7 +302,12 @@ impl<D: Device> VhostUserPort<D> {
                     Err(Broken::Behind)
                 }
                 Ok(Some(message)) => {
-                    debug!(port = self.name, message = message.name(), "vhost-user");
+                    debug!(
+                        target: "nightporterd::vhost", // as the documentation has it
+                        port = self.name,
+                        message = message.name(),
+                        "vhost-user"
+                    );
                     cost = messages::cost_of(&message);
                     is_alone = !message.fds.is_empty();
                     messages::answer(channel, session, message)

@@ -1,5 +1,6 @@
 //! The worker's answers to operators about itself, its ports and its flows.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use nightporter_api::{FlowInfo, FlowPage, PortStatus, SendInfo, StandingFlow, VmStatus};
@@ -17,6 +18,8 @@ use nightporter_core::time::{Duration, Instant};
 use super::census::FlowSums;
 use super::data_path::DataPath;
 use super::ports::NamedPort;
+use crate::port::Port;
+use crate::vhost::Source;
 
 /// Flows in one reply, some 60 KiB of JSON, and places for flows that are looked at for it.
 const FLOWS_PER_PAGE: usize = 100;
@@ -44,7 +47,9 @@ impl DataPath {
             name: at.name.clone(),
             kind: at.port.kind().into(),
             link: self.turn.features(id).is_some(),
-            trouble: None, // control knows
+            // Of uplinks control knows it.
+            trouble: why_down(&at.port).filter(|_| self.turn.features(id).is_none()),
+            keys: BTreeMap::new(), // control knows
             frames_from_port: stats.frames_from_port,
             bytes_from_port: stats.bytes_from_port,
             frames_to_port: stats.frames_to_port,
@@ -79,6 +84,7 @@ impl DataPath {
             stands: self.standing_flow(now, id, sums),
             flows: states.map(|(s, n)| ((*s).into(), n)).collect(),
             listens: at.port.listens(),
+            vmm_pid: vmm_pid(&at.port),
             ring_faults: device.ring_faults,
             memory_faults: device.memory_faults,
             blocked: device.blocked,
@@ -170,6 +176,26 @@ impl DataPath {
             sends: at.flooded.map(send_info),
         }
     }
+}
+
+/// The VMM that is connected; `None` also where the kernel does not say which one it is.
+fn vmm_pid(port: &Port) -> Option<i32> {
+    let Port::Guest(guest) = port else { return None };
+    guest.port.fd(Source::Connection)?;
+    Some(guest.port.vmm()).filter(|pid| *pid > 0)
+}
+
+/// Why the link of a VM is down, if it is.
+fn why_down(port: &Port) -> Option<String> {
+    let Port::Guest(guest) = port else { return None };
+    let why = if !guest.port.listens() {
+        "something else is at the path of its socket"
+    } else if guest.port.fd(Source::Connection).is_none() {
+        "no VMM is connected to its socket"
+    } else {
+        "its VMM is connected, and the guest's network driver is not running"
+    };
+    Some(why.into())
 }
 
 /// The items from place `from` on, and the place to go on from, if there are more.

@@ -1,8 +1,9 @@
 //! Ports come, go and change while others work.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
@@ -17,7 +18,7 @@ use nix::unistd::mkfifo;
 
 use crate::flows::World;
 use crate::guest::{EVENTS, Guest, PLAIN};
-use crate::host::{Dir, Host, LIMIT};
+use crate::host::{Dir, Host, LIMIT, command};
 use crate::segment::{End, RST};
 use crate::sockets::SocketGuest;
 use crate::uplinks::ip;
@@ -152,6 +153,38 @@ fn other_keys_of_a_vm_count_at_once_and_its_connections_stay() {
     world.host.until("guest", |port| !port.link);
     let _guest = Guest::boot(&moved, PLAIN);
     world.host.until("guest", |port| port.link);
+}
+
+#[test]
+fn a_reload_changes_the_filter_of_the_log_whose_lines_have_priorities_for_the_journal() {
+    let dir = Dir::new();
+    let vm = dir.vm("a", "");
+    let config = dir.configure("metrics = \"off\"\nlog = \"error\"", &vm);
+    let path = dir.join("log");
+    let log = std::fs::File::create(&path).unwrap();
+    let at = log.metadata().unwrap();
+    let stream = format!("{}:{}", at.dev(), at.ino());
+    let mut command = command(&config);
+    let host = Host::start_unheard(&dir, command.env("JOURNAL_STREAM", stream).stderr(log));
+    let guest = Guest::boot(&dir.join("a"), PLAIN);
+    host.until("a", |port| port.link);
+    drop(guest);
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "", "no error");
+    dir.configure("metrics = \"off\"\nlog = \"warn,nightporterd::vhost=debug\"", &vm);
+    let plan = host.change(Change::Reload {});
+    assert_eq!(plan.steps, ["~ daemon: log \"error\" -> \"warn,nightporterd::vhost=debug\""]);
+    let _guest = Guest::boot(&dir.join("a"), PLAIN);
+    host.until("a", |port| port.link);
+    let begun = Instant::now();
+    let priorities = loop {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let priorities: BTreeSet<_> = text.lines().map(|line| line[..3].to_owned()).collect();
+        if priorities.len() >= 2 {
+            break priorities;
+        }
+        assert!(begun.elapsed() < LIMIT, "{text}");
+    };
+    assert_eq!(priorities, BTreeSet::from(["<4>".into(), "<7>".into()]));
 }
 
 #[test]

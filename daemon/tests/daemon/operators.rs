@@ -63,6 +63,28 @@ fn a_wrong_name_is_answered_with_the_right_ones() {
 }
 
 #[test]
+fn a_status_says_why_a_link_is_down_who_the_vmm_is_and_which_keys_are_in_force() {
+    let dir = Dir::new();
+    let config = dir
+        .configure("metrics = \"off\"", &dir.vm("web1", "mac = \"02:00:00:00:00:01\"\nmtu = 9000"));
+    let host = Host::start(&dir, &config);
+    let port = host.port("web1");
+    assert_eq!(port.trouble.as_deref(), Some("no VMM is connected to its socket"));
+    assert_eq!(port.vm.unwrap().vmm_pid, None);
+    let [mac, mtu, socket] = ["mac", "mtu", "socket"].map(|key| port.keys[key].as_str());
+    assert_eq!((mac, mtu), ("\"02:00:00:00:00:01\"", "9000"));
+    assert_eq!(socket, format!("\"{}\"", dir.join("web1").display()));
+    let connected = UnixStream::connect(dir.join("web1")).unwrap();
+    let why = "its VMM is connected, and the guest's network driver is not running";
+    let port = host.until("web1", |port| port.trouble.as_deref() == Some(why));
+    assert_eq!(port.vm.unwrap().vmm_pid, i32::try_from(std::process::id()).ok());
+    drop(connected);
+    let _guest = Guest::boot(&dir.join("web1"), PLAIN);
+    let port = host.until("web1", |port| port.link);
+    assert_eq!(port.trouble, None);
+}
+
+#[test]
 fn nonsense_is_answered_and_a_line_without_end_is_cut_off() {
     let (_dir, host, _) = host();
     let mut stream = BufReader::new(host.connect());

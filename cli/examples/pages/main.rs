@@ -1,7 +1,10 @@
 //! Writes manual pages and completions of all programs into a directory, for the Debian package:
 //! `cargo run -p nightporter --example pages DIR`.
 
-use std::fs::{File, create_dir_all};
+mod manual;
+
+use std::fs::{File, OpenOptions, create_dir_all, write};
+use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
@@ -14,11 +17,18 @@ fn main() -> Result<()> {
     let (daemon, tool) = (nightporterd::arguments::command(), nightporter::command());
     let booster = nightporter_boost::arguments::command();
     for program in [&daemon, &booster] {
-        let page = File::create(dir.join(format!("{}.8", program.get_name())))?;
-        Man::new(program.clone()).section("8").render(&mut { page })?;
+        let mut page = File::create(dir.join(format!("{}.8", program.get_name())))?;
+        Man::new(program.clone()).section("8").render(&mut page)?;
+        page.write_all(manual::sections(program.get_name()).as_bytes())?;
     }
     // A page for each command.
     clap_mangen::generate_to(tool.clone(), &dir)?;
+    let mut page = OpenOptions::new().append(true).open(dir.join("nightporter.1"))?;
+    page.write_all(manual::sections("nightporter").as_bytes())?;
+    let keys = include_str!("../../../docs/configuration.md");
+    let summary = "the configuration of nightporterd";
+    let page = manual::of_markdown("nightporter.toml", 5, summary, keys);
+    write(dir.join("nightporter.toml.5"), page)?;
     for mut program in [daemon, tool, booster] {
         let name = program.get_name().to_owned();
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
