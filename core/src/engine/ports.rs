@@ -122,7 +122,7 @@ impl Engine<'_> {
         }
         self.set_presence(port, Presence::Here); // whoever gets its number is there
         for way in [Direction::FromGuest, Direction::ToGuest] {
-            self.set_rate_limit(now, port, way, None);
+            self.set_rate_limit(port, way, None);
         }
         self.syn_cache.remove_port(port.0);
         let slot = self.ports.get_mut(usize::from(port.0));

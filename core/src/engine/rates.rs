@@ -5,16 +5,21 @@
 //! Frames that only pass are counted, and dropped while the VM is more than [`LIMIT_DEBT_MAX`]
 //! ahead of its rate, because H has no queue for them. ACKs that H makes cost nothing.
 //!
+//! The VM's sockets over the host (virtual TOE) are counted in the same bucket, by another thread:
+//! [`Engine::shared_rate`].
+//!
 //! A VM without a limit does not run this code.
 
-use crate::congestion::pacer::{Gain, Pacer};
+use std::sync::Arc;
+
+use crate::bucket::SharedRate;
 use crate::drops::DropReason;
 use crate::engine::walks::Deed;
 use crate::engine::{Engine, Verdict};
-use crate::limits::{LIMIT_DEBT_MAX, MTU_DEFAULT};
+use crate::limits::LIMIT_DEBT_MAX;
 use crate::port::PortId;
 use crate::tcp::vm::Presence;
-use crate::time::{Duration, Instant};
+use crate::time::Instant;
 
 /// Which of a VM's two directions.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -25,20 +30,13 @@ pub enum Direction {
     ToGuest,
 }
 
-/// One limit of a VM.
-#[derive(Clone, Copy, Debug)]
-struct Limit {
-    bytes_per_s: u64,
-    pacer: Pacer,
-}
-
 /// The limits of all VMs.
 #[derive(Debug, Default)]
 pub(super) struct Rates {
     /// There is any.
     any: bool,
     /// By the number of the VM's port.
-    of_ports: Vec<[Option<Limit>; 2]>,
+    of_ports: Vec<[Option<Arc<SharedRate>>; 2]>,
     /// The waiting VMs, and the times until which they wait.
     waiting: Vec<(Instant, PortId, Direction)>,
 }
@@ -55,12 +53,11 @@ impl Rates {
         self.waiting.iter().map(|(at, ..)| *at).min()
     }
 
-    fn of(&mut self, port: PortId, direction: Direction) -> Option<&mut Pacer> {
-        let limit = self.of_ports.get_mut(usize::from(port.0))?[direction as usize].as_mut();
-        limit.map(|limit| &mut limit.pacer)
+    fn of(&self, port: PortId, direction: Direction) -> Option<&Arc<SharedRate>> {
+        self.of_ports.get(usize::from(port.0))?[direction as usize].as_ref()
     }
 
-    fn set(&mut self, port: PortId, direction: Direction, limit: Option<Limit>) {
+    fn set(&mut self, port: PortId, direction: Direction, limit: Option<Arc<SharedRate>>) {
         let place = usize::from(port.0);
         if place >= self.of_ports.len() {
             self.of_ports.resize_with(place + 1, Default::default);
@@ -71,15 +68,15 @@ impl Rates {
 
     /// Charges so many bytes. Returns when the next may go, if that is later.
     fn charge(
-        &mut self,
+        &self,
         now: Instant,
         port: PortId,
         direction: Direction,
         bytes: usize,
     ) -> Option<Instant> {
-        let pacer = self.of(port, direction)?;
-        pacer.on_sent(now, bytes as u64);
-        Some(pacer.next()).filter(|at| *at > now)
+        let rate = self.of(port, direction)?;
+        rate.charge(now, bytes as u64);
+        Some(rate.next()).filter(|at| *at > now)
     }
 }
 
@@ -87,24 +84,20 @@ impl Engine<'_> {
     /// What [`Self::set_rate_limit`] has set.
     #[must_use]
     pub fn rate_limit(&self, port: PortId, direction: Direction) -> Option<u64> {
-        let limits = self.rates.of_ports.get(usize::from(port.0))?;
-        limits[direction as usize].map(|limit| limit.bytes_per_s)
+        self.rates.of(port, direction).map(|rate| rate.bytes_per_s())
+    }
+
+    /// Likewise, for who counts bytes in the same bucket.
+    #[must_use]
+    pub fn shared_rate(&self, port: PortId, direction: Direction) -> Option<Arc<SharedRate>> {
+        self.rates.of(port, direction).cloned()
     }
 
     /// Sets the rate of the VM of `port` in this direction, in bytes of frames per second; without
     /// a number there is no limit. A burst may be a millisecond's worth, or a frame.
-    pub fn set_rate_limit(
-        &mut self,
-        now: Instant,
-        port: PortId,
-        direction: Direction,
-        bytes_per_s: Option<u64>,
-    ) {
-        let limit = bytes_per_s.filter(|_| self.vm(port).is_some()).map(|bytes_per_s| {
-            let (mut pacer, second) = (Pacer::new(), Duration::from_secs(1));
-            pacer.set_rate(now, bytes_per_s, second, Gain(1, 1), MTU_DEFAULT.into());
-            Limit { bytes_per_s, pacer }
-        });
+    pub fn set_rate_limit(&mut self, port: PortId, direction: Direction, bytes_per_s: Option<u64>) {
+        let limit = bytes_per_s.filter(|_| self.vm(port).is_some());
+        let limit = limit.map(|bytes_per_s| Arc::new(SharedRate::new(bytes_per_s)));
         self.rates.set(port, direction, limit);
         self.rates.waiting.retain(|(_, other, way)| (*other, *way) != (port, direction));
         self.hold(port, direction, false);

@@ -1997,7 +1997,7 @@ fn inv_09_where_g_opened_an_ack_of_h_echoes_what_rs_syn_ack_echoed() {
 
 /// A VM may send, or be sent, so many bytes in a second.
 fn limits(w: &World<'_>, direction: Direction, bytes_per_s: u64) {
-    w.engine(|e, now| e.set_rate_limit(now, GUEST, direction, Some(bytes_per_s)));
+    w.engine(|e, _| e.set_rate_limit(GUEST, direction, Some(bytes_per_s)));
 }
 
 #[test]

@@ -46,7 +46,7 @@ impl Toe {
             && self.give_packets(to)
             && let Ok([Some(source), Some(target)]) = self.devices.get_disjoint_mut([from, to])
         {
-            while done < len && !target.limits.is_spent(now, Direction::ToGuest) {
+            while done < len && !target.limits.is_spent(Direction::ToGuest) {
                 let takes = self.host.takes(socket, (len - done) as u64);
                 let Some(room) = target.room(takes, len - done) else { break };
                 if !source.port.carry(done, &mut target.port, room) {

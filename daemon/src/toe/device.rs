@@ -136,11 +136,11 @@ impl Device {
 
     /// Shows the guest what was taken and given. Whether there is more to do at once (else the
     /// worker is woken when there is), and whether it is to be signalled later what was taken.
-    pub(super) fn flush(&mut self, now: Instant) -> (bool, bool) {
+    pub(super) fn flush(&mut self) -> (bool, bool) {
         let spent = self.port.has_spent_packets();
         let owes_signal = self.port.flush_packets();
         let waits = match self.blocked {
-            Some(Blocked::Turn) => !self.limits.is_spent(now, Direction::ToGuest),
+            Some(Blocked::Turn) => !self.limits.is_spent(Direction::ToGuest),
             Some(Blocked::Ring) if !spent => self.port.enable_room_kicks(),
             Some(Blocked::Ring) | None => {
                 self.port.disable_room_kicks();

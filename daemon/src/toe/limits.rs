@@ -1,8 +1,20 @@
 //! Rate limits of VMs (`rate_limit_*_guest_mbit_s`), as far as sockets are concerned.
 //!
-//! Each packet of a guest's sockets counts with its header, in a bucket for each direction. The
-//! VM's frames have buckets of their own with the same rates (`engine/rates.rs` of the core): some
-//! frames are dropped above the rate, and no byte of a socket may be.
+//! Each packet of a guest's sockets counts with its header, in a bucket for each direction, which
+//! is that of the VM's frames (`engine/rates.rs` of the core). The other worker counts frames in it
+//! at the same time. Frames above the rate are dropped, and no byte of a socket may be.
+//!
+//! # Counting
+//!
+//! A packet goes as a whole, and is then counted a piece at a time ([`Limit::pay`]): when the
+//! bucket has room for a piece, and also when it has none if sockets have had less than half of the
+//! rate lately. No other packet goes before all of it is counted. So
+//!
+//! - frames and sockets have the rate together, and either has all of it while the other is quiet;
+//! - sockets have half of it beside any number of frames;
+//! - frames find the bucket no more than a piece ahead because of sockets, and sockets take no more
+//!   than half of the rate beside frames that are dropped: a packet of 64 KiB does not have the
+//!   frames of half a second dropped at 1 Mbit/s.
 //!
 //! # Waiting
 //!
@@ -26,9 +38,10 @@
 //! payload of their sender, the sender's ring waits until the rate has carried half of it. No
 //! connection is reset for that: the receiver takes its bytes, only slowly.
 
-use nightporter_core::congestion::pacer::{Gain, Pacer};
+use std::sync::Arc;
+
+use nightporter_core::bucket::SharedRate;
 use nightporter_core::engine::Direction;
-use nightporter_core::limits::MTU_DEFAULT;
 use nightporter_core::port::PortId;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::toe::id::{ShadowId, Side};
@@ -42,10 +55,44 @@ use super::{HERE, Toe};
 const SHARE_TIME: Duration = Duration::from_millis(10);
 const SECOND: Duration = Duration::from_secs(1);
 
+/// The limit of one direction.
+#[derive(Debug)]
+struct Limit {
+    /// The VM's, for frames and sockets.
+    rate: Arc<SharedRate>,
+    /// Bytes of sockets that have gone and are not counted yet.
+    unpaid: u64,
+    /// From then on sockets have had less than half of the rate.
+    half_at: Instant,
+}
+
+impl Limit {
+    const fn new(rate: Arc<SharedRate>) -> Self {
+        Self { rate, unpaid: 0, half_at: Instant::ZERO }
+    }
+
+    /// Counts bytes that have gone, as far as that is possible now.
+    fn pay(&mut self, now: Instant) {
+        while self.unpaid > 0 && (self.rate.next() <= now || self.half_at <= now) {
+            let piece = self.unpaid.min(self.rate.burst());
+            self.rate.charge(now, piece);
+            self.unpaid -= piece;
+            // Whoever had all of the rate for long does not wait for long when frames come.
+            let most = now + self.rate.time_of(4 * self.rate.burst());
+            self.half_at = most.min(self.half_at.max(now) + self.rate.time_of(2 * piece));
+        }
+    }
+
+    /// When more can be counted.
+    fn next(&self) -> Instant {
+        self.rate.next().min(self.half_at)
+    }
+}
+
 /// The limits of one device.
 #[derive(Debug, Default)]
 pub(super) struct Limits {
-    buckets: [Option<Pacer>; 2],
+    of_ways: [Option<Limit>; 2],
     /// What senders to the guest are shown as room, if it has a limit: no more than this.
     share_max: u64,
     /// It stands in the list of those that wait.
@@ -59,12 +106,19 @@ pub(super) struct Limits {
 impl Limits {
     /// Whether there is a limit for this direction.
     pub(super) const fn has(&self, way: Direction) -> bool {
-        self.buckets[way as usize].is_some()
+        self.of_ways[way as usize].is_some()
     }
 
-    /// Whether nothing may go that way now.
-    pub(super) fn is_spent(&self, now: Instant, way: Direction) -> bool {
-        self.buckets[way as usize].is_some_and(|bucket| bucket.next() > now)
+    /// Whether nothing may go that way for now.
+    pub(super) fn is_spent(&self, way: Direction) -> bool {
+        self.of_ways[way as usize].as_ref().is_some_and(|limit| limit.unpaid > 0)
+    }
+
+    /// Until when nothing may go that way, if there is something to wait for.
+    fn wait(&mut self, now: Instant, way: Direction) -> Option<Instant> {
+        let limit = self.of_ways[way as usize].as_mut()?;
+        limit.pay(now);
+        (limit.unpaid > 0).then(|| limit.next())
     }
 
     /// Whether it is the turn of streams of other hosts.
@@ -73,27 +127,29 @@ impl Limits {
     }
 
     /// Whether bytes for the guest wait for its rate, and not for the guest.
-    pub(super) fn delays(&self, now: Instant) -> bool {
-        self.streams_first || self.is_spent(now, Direction::ToGuest)
+    pub(super) fn delays(&self) -> bool {
+        self.streams_first || self.is_spent(Direction::ToGuest)
     }
 
     /// Bytes of a stream of another host that may go to the guest at once. Whatever is kept for it
     /// goes a packet at a time, and has as much in its turn.
     pub(super) fn most_at_once(&self, now: Instant) -> usize {
-        let Some(bucket) = self.buckets[Direction::ToGuest as usize] else { return usize::MAX };
-        usize::try_from(bucket.available(now).max(LEAST)).unwrap_or(usize::MAX)
+        let limit = self.of_ways[Direction::ToGuest as usize].as_ref();
+        let Some(limit) = limit else { return usize::MAX };
+        usize::try_from(limit.rate.available(now).max(LEAST)).unwrap_or(usize::MAX)
     }
 
     /// A packet with so many bytes of payload has gone that way.
     pub(super) fn charge(&mut self, now: Instant, way: Direction, payload: usize) {
-        if let Some(bucket) = &mut self.buckets[way as usize] {
-            bucket.on_sent(now, (LEN + payload) as u64);
+        if let Some(limit) = &mut self.of_ways[way as usize] {
+            limit.unpaid += (LEN + payload) as u64;
+            limit.pay(now);
         }
     }
 
     /// Something may go to the guest: whose turn it is, what is kept for it or streams.
     pub(super) fn choose(&mut self, now: Instant, has_streams: bool) {
-        if self.is_spent(now, Direction::ToGuest) {
+        if self.wait(now, Direction::ToGuest).is_some() {
             // Neither has this turn, and the order of turns stays.
             self.streams_first = false;
             return;
@@ -103,34 +159,24 @@ impl Limits {
         self.streams_were_last = self.streams_first;
     }
 
-    fn set(&mut self, now: Instant, way: Direction, bytes_per_s: Option<u64>) {
-        self.buckets[way as usize] = bytes_per_s.map(|bytes_per_s| {
-            let mut bucket = Pacer::new();
-            bucket.set_rate(now, bytes_per_s, SECOND, Gain(1, 1), MTU_DEFAULT.into());
-            bucket
-        });
-        if let (Direction::ToGuest, Some(bytes_per_s)) = (way, bytes_per_s) {
-            let in_time = bytes_per_s / (SECOND.as_nanos() / SHARE_TIME.as_nanos());
+    fn set(&mut self, way: Direction, rate: Option<Arc<SharedRate>>) {
+        if let (Direction::ToGuest, Some(rate)) = (way, &rate) {
+            let in_time = rate.bytes_per_s() / (SECOND.as_nanos() / SHARE_TIME.as_nanos());
             self.share_max = in_time.max(LEAST);
         }
+        self.of_ways[way as usize] = rate.map(Limit::new);
         self.waits[way as usize] = false;
     }
 }
 
 impl Toe {
-    /// From now on the sockets of the VM behind this port send, or are sent, so many bytes in a
-    /// second; without a number, as many as there are.
-    pub fn set_rate_limit(
-        &mut self,
-        now: Instant,
-        port: PortId,
-        way: Direction,
-        bytes_per_s: Option<u64>,
-    ) {
+    /// From now on the sockets of the VM behind this port send, or are sent, no faster than that,
+    /// with all that others count in it; without a rate, as fast as they can.
+    pub fn set_rate_limit(&mut self, port: PortId, way: Direction, rate: Option<Arc<SharedRate>>) {
         let at = usize::from(port.0);
         let Some(device) = self.device_mut(at) else { return };
-        if bytes_per_s.is_some() || device.limits.has(way) {
-            device.limits.set(now, way, bytes_per_s);
+        if rate.is_some() || device.limits.has(way) {
+            device.limits.set(way, rate);
             self.limited.retain(|(_, limited, of)| (*limited, *of) != (at, way));
             self.wake_device(at);
         }
@@ -139,12 +185,11 @@ impl Toe {
     /// Whether the guest must wait for its rate. If so, its device is woken when it need not.
     pub(super) fn is_limited(&mut self, now: Instant, at: usize, way: Direction) -> bool {
         let Some(device) = self.devices[at].as_deref_mut() else { return false };
-        let Some(bucket) = device.limits.buckets[way as usize] else { return false };
-        let (next, waits) = (bucket.next(), &mut device.limits.waits[way as usize]);
-        if next > now && !std::mem::replace(waits, true) {
-            self.limited.push((next, at, way));
+        let Some(until) = device.limits.wait(now, way) else { return false };
+        if !std::mem::replace(&mut device.limits.waits[way as usize], true) {
+            self.limited.push((until, at, way));
         }
-        next > now
+        true
     }
 
     /// Devices that need not wait for their rates any more go on.
@@ -222,35 +267,97 @@ impl Toe {
 
 #[cfg(test)]
 mod tests {
+    use nightporter_core::limits::LIMIT_DEBT_MAX;
+
     use super::*;
+
+    const START: Instant = Instant::from_secs(1000);
+
+    fn rate(bytes_per_s: u64) -> Option<Arc<SharedRate>> {
+        Some(Arc::new(SharedRate::new(bytes_per_s)))
+    }
 
     #[test]
     fn who_waits_at_a_guest_has_the_next_turn_also_if_others_have_spent_its_rate() {
-        let (mut limits, mut now) = (Limits::default(), Instant::from_secs(1000));
-        limits.set(now, Direction::ToGuest, Some(1_000_000));
+        let (mut limits, mut now) = (Limits::default(), START);
+        limits.set(Direction::ToGuest, rate(1_000_000));
         let mut turns = Vec::new();
         for _ in 0..4 {
             limits.choose(now, true);
             turns.push(limits.streams_first());
             limits.charge(now, Direction::ToGuest, 64 << 10);
             limits.choose(now, true);
-            assert!(!limits.streams_first() && limits.delays(now), "it is nobody's turn");
-            now = now + SECOND;
+            assert!(!limits.streams_first() && limits.delays(), "it is nobody's turn");
+            while let Some(next) = limits.wait(now, Direction::ToGuest) {
+                now = next;
+            }
         }
         assert_eq!(turns, [true, false, true, false]);
         limits.choose(now, false);
-        assert!(!limits.streams_first() && !limits.delays(now));
+        assert!(!limits.streams_first() && !limits.delays());
     }
 
     #[test]
     fn a_stream_is_read_as_far_as_the_rate_allows_and_a_page_at_least() {
-        let (mut limits, now) = (Limits::default(), Instant::from_secs(1000));
+        let (mut limits, now) = (Limits::default(), START);
         assert_eq!(limits.most_at_once(now), usize::MAX);
-        limits.set(now, Direction::ToGuest, Some(1_000_000));
+        limits.set(Direction::ToGuest, rate(1_000_000));
         assert_eq!(limits.most_at_once(now), 4096);
-        limits.set(now, Direction::ToGuest, Some(20_000_000));
+        limits.set(Direction::ToGuest, rate(20_000_000));
         assert_eq!(limits.most_at_once(now), 20_000);
         limits.charge(now, Direction::ToGuest, 9_956);
         assert_eq!(limits.most_at_once(now), 10_000);
+    }
+
+    /// Bytes of sockets and of frames in a second, if a packet of so many bytes waits all the time,
+    /// and so many frames of 1,500 bytes come in a millisecond, which are dropped as the core does
+    /// it; and for how long no frame has passed.
+    fn shares(bytes_per_s: u64, packet: usize, frames: u64) -> ([u64; 2], Duration) {
+        let (mut limits, rate) = (Limits::default(), Arc::new(SharedRate::new(bytes_per_s)));
+        limits.set(Direction::FromGuest, Some(Arc::clone(&rate)));
+        let (mut now, end, mut sums) = (START, START + SECOND, [0, 0]);
+        let (mut frame_at, mut passed, mut gap) = (START, START, Duration::ZERO);
+        while now < end {
+            while packet > 0 && limits.wait(now, Direction::FromGuest).is_none() {
+                limits.charge(now, Direction::FromGuest, packet);
+                sums[0] += (LEN + packet) as u64;
+            }
+            while frames > 0 && frame_at <= now {
+                frame_at = frame_at + Duration::from_nanos(1_000_000 / frames);
+                if rate.next() <= now + LIMIT_DEBT_MAX {
+                    rate.charge(now, 1500);
+                    sums[1] += 1500;
+                    gap = gap.max(now.since(passed));
+                    passed = now;
+                }
+            }
+            let next = limits.wait(now, Direction::FromGuest).unwrap_or(end);
+            now = if frames > 0 { next.min(frame_at) } else { next };
+        }
+        (sums, gap)
+    }
+
+    #[test]
+    fn flood_16_frames_and_sockets_have_the_rate_together_and_each_half_of_it_at_least() {
+        for bytes_per_s in [125_000, 1_000_000, 125_000_000] {
+            for packet in [100, 64 << 10] {
+                let ahead = bytes_per_s / 20 + bytes_per_s / 1000 + 3000 + packet as u64;
+                let frames = bytes_per_s / 500_000 + 1;
+                let ([sockets, of_frames], gap) = shares(bytes_per_s, packet, frames);
+                let which = format!("{bytes_per_s}, {packet}: {sockets} and {of_frames}, {gap:?}");
+                assert!(sockets + of_frames <= bytes_per_s + ahead, "{which}");
+                assert!(sockets + of_frames + ahead >= bytes_per_s, "{which}");
+                assert!(sockets + ahead >= bytes_per_s / 2, "{which}");
+                assert!(of_frames >= bytes_per_s * 45 / 100, "{which}");
+                // Twice the time that a frame takes at half of the rate, and a piece of a packet.
+                let most = Duration::from_nanos(SECOND.as_nanos() * 12_000 / bytes_per_s);
+                assert!(gap <= most.max(Duration::from_millis(5)), "{which}");
+                // Alone, each has all of it.
+                let [alone, _] = shares(bytes_per_s, packet, 0).0;
+                assert!(alone + ahead >= bytes_per_s && alone <= bytes_per_s + ahead, "{alone}");
+                let [_, alone] = shares(bytes_per_s, 0, frames).0;
+                assert!(alone + ahead >= bytes_per_s && alone <= bytes_per_s + ahead, "{alone}");
+            }
+        }
     }
 }

@@ -487,9 +487,9 @@ impl Toe {
             }
             let Some(device) = self.device_mut(at) else { continue };
             device.is_touched = false;
-            let ((has_more, owes_signal), is_up) = (device.flush(now), device.is_up);
+            let ((has_more, owes_signal), is_up) = (device.flush(), device.is_up);
             let is_owed = owes_signal && !std::mem::replace(&mut device.is_signalled_later, true);
-            let reads = reads && !device.limits.is_spent(now, Direction::FromGuest);
+            let reads = reads && !device.limits.is_spent(Direction::FromGuest);
             let reads = reads && is_up && !device.is_awake;
             if has_more || reads && device.port.enable_packet_kicks() {
                 self.wake_device(at);

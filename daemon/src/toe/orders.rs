@@ -8,8 +8,10 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use nightporter_api::{FabricStatus, StationKey, ToeStatus};
+use nightporter_core::bucket::SharedRate;
 use nightporter_core::engine::Direction;
 use nightporter_core::port::PortId;
 pub(super) use nightporter_registry::mail::Gone;
@@ -26,8 +28,8 @@ use crate::vhost::vsock::Vsock;
 pub(crate) enum Order {
     /// A change, and its number.
     Change(u64, Change),
-    /// Another rate limit of a VM, in bytes per second.
-    SetRateLimit(PortId, Direction, Option<u64>),
+    /// Another rate limit of a VM, which its frames have, too.
+    SetRateLimit(PortId, Direction, Option<Arc<SharedRate>>),
     /// The overlays of networks have changed.
     SetOverlays(Overlays),
     /// The station's place on another host has changed.
@@ -58,8 +60,8 @@ pub(crate) enum Change {
 pub(crate) struct Addition {
     pub(crate) device: VhostUserPort<Vsock>,
     pub(crate) member: Member,
-    /// By [`Direction`], in bytes per second.
-    pub(crate) limits: [Option<u64>; 2],
+    /// By [`Direction`].
+    pub(crate) limits: [Option<Arc<SharedRate>>; 2],
 }
 
 /// Other keys for a device that stays.
@@ -212,7 +214,7 @@ mod tests {
         let (mut frames, mut sockets) = sockets_mail().unwrap();
         // More than the channel holds.
         let last = (0..3000).map(|n| frames.change(Change::PrepareRemoval(PortId(n)))).max();
-        let limit = |of| Order::SetRateLimit(PortId(of), Direction::ToGuest, Some(7));
+        let limit = |of| Order::SetRateLimit(PortId(of), Direction::ToGuest, None);
         [7, 8].into_iter().for_each(|of| frames.order(limit(of)));
         assert_eq!(frames.change(Change::Remove(PortId(7))), last.unwrap() + 1);
         let (mut numbers, mut limited) = (Vec::new(), Vec::new());

@@ -43,9 +43,8 @@ impl Toe {
             if look <= now {
                 self.stalled[i].1 = now + T_STALL_AGAIN;
                 let Self { kept, devices, .. } = self;
-                let is_delayed = |to: usize| {
-                    devices[to].as_ref().is_some_and(|device| device.limits.delays(now))
-                };
+                let is_delayed =
+                    |to: usize| devices[to].as_ref().is_some_and(|device| device.limits.delays());
                 for name in kept.stuck(at, now - T_STALL, is_delayed) {
                     self.reset(now, name);
                 }

@@ -236,9 +236,7 @@ impl SocketsWorker {
                 self.change(now, change);
                 self.mail.report(Report::Done(number));
             }
-            Order::SetRateLimit(port, way, bytes_per_s) => {
-                self.toe.set_rate_limit(now, port, way, bytes_per_s);
-            }
+            Order::SetRateLimit(port, way, rate) => self.toe.set_rate_limit(port, way, rate),
             Order::SetOverlays(overlays) => self.toe.set_overlays(now, overlays),
             Order::SetStation(key, station) => self.toe.set_station(key, station.as_deref()),
             Order::Survey => {
@@ -254,8 +252,9 @@ impl SocketsWorker {
             Change::Add(port, addition) => {
                 let Addition { device, member, limits } = *addition;
                 self.toe.add(port, device, member);
-                for way in [Direction::FromGuest, Direction::ToGuest] {
-                    self.toe.set_rate_limit(now, port, way, limits[way as usize]);
+                let ways = [Direction::FromGuest, Direction::ToGuest];
+                for (way, rate) in ways.into_iter().zip(limits) {
+                    self.toe.set_rate_limit(port, way, rate);
                 }
                 self.handle_device_events(now, port);
             }

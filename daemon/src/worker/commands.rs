@@ -76,9 +76,7 @@ impl Executor {
                 tracing::info!(vm, on, "congestion offload");
                 engine.set_congestion_offload(id, on);
             }),
-            Request::RateLimit { vm, direction, mbit_s } => {
-                path.limit_rate(now, &vm, direction, mbit_s)
-            }
+            Request::RateLimit { vm, direction, mbit_s } => path.limit_rate(&vm, direction, mbit_s),
             Request::Drain { vm } => path.with_vm(&vm, |engine, id| {
                 tracing::info!(vm, "draining");
                 engine.drain(now, id);
@@ -105,13 +103,7 @@ impl DataPath {
         }
     }
 
-    fn limit_rate(
-        &mut self,
-        now: Instant,
-        vm: &str,
-        direction: Direction,
-        mbit_s: Option<u32>,
-    ) -> Reply {
+    fn limit_rate(&mut self, vm: &str, direction: Direction, mbit_s: Option<u32>) -> Reply {
         if mbit_s.is_some_and(|rate| !(1..=RATE_LIMIT_MBIT_S_MAX).contains(&rate)) {
             return Reply::Error {
                 what: "that is not a rate limit".into(),
@@ -127,7 +119,7 @@ impl DataPath {
             Direction::FromGuest => engine::Direction::FromGuest,
             Direction::ToGuest => engine::Direction::ToGuest,
         };
-        self.set_rate_limit(now, port, way, mbit_s);
+        self.set_rate_limit(port, way, mbit_s);
         Reply::Done {}
     }
 

@@ -192,22 +192,16 @@ impl DataPath {
     }
 
     /// Another rate limit for a VM.
-    pub(super) fn set_rate_limit(
-        &mut self,
-        now: Instant,
-        port: PortId,
-        way: Direction,
-        mbit_s: Option<u32>,
-    ) {
+    pub(super) fn set_rate_limit(&mut self, port: PortId, way: Direction, mbit_s: Option<u32>) {
         let bytes_per_s = mbit_s.map(|rate| u64::from(rate) * BYTES_PER_MBIT);
-        self.engine.set_rate_limit(now, port, way, bytes_per_s);
-        self.sockets.set_rate_limit(port, way, bytes_per_s);
+        self.engine.set_rate_limit(port, way, bytes_per_s);
+        self.sockets.set_rate_limit(port, way, self.engine.shared_rate(port, way));
     }
 
     /// Both rate limits of a VM, and its boost, as its configuration has them.
-    pub(super) fn set_limits(&mut self, now: Instant, port: PortId, vm: &VmConfig) {
-        self.set_rate_limit(now, port, Direction::FromGuest, vm.rate_limit_from_guest_mbit_s);
-        self.set_rate_limit(now, port, Direction::ToGuest, vm.rate_limit_to_guest_mbit_s);
+    pub(super) fn set_limits(&mut self, port: PortId, vm: &VmConfig) {
+        self.set_rate_limit(port, Direction::FromGuest, vm.rate_limit_from_guest_mbit_s);
+        self.set_rate_limit(port, Direction::ToGuest, vm.rate_limit_to_guest_mbit_s);
         self.booster.set_vm(&mut self.engine, port, vm);
     }
 

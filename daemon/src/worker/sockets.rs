@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::sync::Arc;
 
+use nightporter_core::bucket::SharedRate;
 use nightporter_core::engine::Direction;
 use nightporter_core::port::PortId;
 use nightporter_registry::Listeners;
@@ -85,9 +87,14 @@ impl Sockets {
     }
 
     /// Another rate limit for a VM.
-    pub(super) fn set_rate_limit(&mut self, port: PortId, way: Direction, limit: Option<u64>) {
+    pub(super) fn set_rate_limit(
+        &mut self,
+        port: PortId,
+        way: Direction,
+        rate: Option<Arc<SharedRate>>,
+    ) {
         if self.ports.contains(&port) {
-            self.order(Order::SetRateLimit(port, way, limit));
+            self.order(Order::SetRateLimit(port, way, rate));
         }
     }
 
@@ -120,7 +127,7 @@ impl DataPath {
             device.belongs_to(&guest.port);
         }
         let ways = [Direction::FromGuest, Direction::ToGuest];
-        let limits = ways.map(|way| self.engine.rate_limit(port, way));
+        let limits = ways.map(|way| self.engine.shared_rate(port, way));
         self.sockets.ports.insert(port);
         self.sockets.change(Change::Add(port, Box::new(Addition { device, member, limits })));
     }

@@ -202,7 +202,7 @@ fn add_vm(
     let config = PortConfig::guest(&vm.name, policy_of(vm)).in_network(network_of(&vm.network));
     let port = Port::Guest(Box::new(GuestPort::new(port, vm.vlan)));
     let id = add_port(now, epoll, path, port, config)?;
-    path.set_limits(now, id, vm);
+    path.set_limits(id, vm);
     add_toe(path, opened, id, vm);
     Ok(())
 }
@@ -241,7 +241,7 @@ fn set_vm(
         }
     }
     path.handle_guest_events(now, epoll, id);
-    path.set_limits(now, id, vm);
+    path.set_limits(id, vm);
     set_toe(path, opened, id, before, vm);
     Ok(())
 }
