@@ -70,9 +70,13 @@ pub fn run(config: &Config, source: Source, sandbox: &Sandbox) -> Result<(), Vec
             if let Err(e) = arena.remove() {
                 tracing::warn!("the empty arena cannot be removed: {e}");
             }
-            tracing::info!("stopped; no connection is owed bytes");
+            tracing::info!("stopped; all acknowledged bytes were delivered");
         }
-        owed => tracing::warn!(owed, "stopped; connections are owed bytes, see the next start"),
+        owed => tracing::warn!(
+            owed,
+            "stopped; acknowledged bytes of connections were not delivered: the next start resets \
+             them"
+        ),
     }
     Ok(())
 }

@@ -391,10 +391,13 @@ impl Config {
             let per_gib = reader::human_bytes(devices * (page_tables_max(1 << 30) >> 20 << 20));
             let tables = reader::human_bytes(self.page_tables_max());
             let most = match self.guest_memory_max() {
-                Some(pages) => format!("{tables} and {} of its pages", reader::human_bytes(pages)),
-                None => format!("{tables} and all of its pages, without vm.memory_max,"),
+                Some(pages) => format!("{} of guests' memory", reader::human_bytes(pages)),
+                None => "all of guests' memory, because vm.memory_max is not set".into(),
             };
-            format!(", and {per_gib} for each GiB of guests' memory ({most} if VMMs mean harm)")
+            format!(
+                ", and {per_gib} for each GiB of guests' memory (worst case with hostile VMMs: \
+                 {tables}, and {most})"
+            )
         });
         let tables = tables.unwrap_or_default();
         format!("{uplinks}, {overlays}{vms}, {store} of store, at most {memory} of memory{tables}")

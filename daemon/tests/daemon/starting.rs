@@ -13,8 +13,9 @@ use crate::guest::{Guest, PLAIN};
 use crate::host::{Dir, Host, LIMIT, NOBODY, command, run};
 
 /// Of one VM with 4 MiB of store, and 16,384 connections. Its page tables reach 2 TiB at most.
-const MEMORY: &str = ", at most 142M of memory, and 2M for each GiB of guests' memory (4105M and \
-                      all of its pages, without vm.memory_max, if VMMs mean harm)\n";
+const MEMORY: &str = ", at most 142M of memory, and 2M for each GiB of guests' memory (worst case \
+                      with hostile VMMs: 4105M, and all of guests' memory, because vm.memory_max \
+                      is not set)\n";
 
 /// Its last output.
 fn refusal(config: &std::path::Path) -> String {
@@ -36,7 +37,7 @@ fn check_says_what_it_found_and_starts_nothing() {
     let config = dir.configure("", &dir.vm("a", "memory_max = \"2G\""));
     let output = run(&["--config", config.to_str().unwrap(), "--check"]);
     let said = String::from_utf8(output.stdout).unwrap();
-    let most = "(17M and 2G of its pages if VMMs mean harm)\n";
+    let most = "(worst case with hostile VMMs: 17M, and 2G of guests' memory)\n";
     assert!(said.ends_with(most), "{said}");
 
     let config = dir.configure("", &dir.vm("a", "mtu = 1"));

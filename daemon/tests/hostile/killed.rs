@@ -161,7 +161,7 @@ fn memory_that_would_count_against_our_limit_is_warned_of() {
         });
         assert!(world.link().is_some());
         let said = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
-        assert!(said.contains("the driver is there"), "{said}");
+        assert!(said.contains("the guest's driver is running"), "{said}");
         assert_eq!(said.contains("guest memory is not preallocated"), warns, "{said}");
     }
 }

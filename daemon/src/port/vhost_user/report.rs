@@ -23,7 +23,7 @@ pub(super) fn report<D: Device>(
         Event::Link(Some(_)) => {
             let features = format!("{:#x}", session.features());
             let sealed = session.memory.is_sealed();
-            info!(port, features, sealed, "the driver is there");
+            info!(port, features, sealed, "the guest's driver is running");
             if let Some(mtu) = mtu.filter(|mtu| *mtu != MTU_DEFAULT && !knows_mtu(session, *mtu)) {
                 warn!(
                     port,
