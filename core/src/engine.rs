@@ -23,6 +23,7 @@
 //! behind all of them. So no frame is overtaken, and a flood does not starve promised bytes.
 
 mod frames;
+mod images;
 mod polls;
 mod ports;
 mod presence;
@@ -36,6 +37,7 @@ mod walks;
 use std::collections::VecDeque;
 
 pub use self::frames::FloodedFrame;
+pub use self::images::{ExportError, ImportError, Imported, seal_image};
 pub use self::polls::Departure;
 pub use self::ports::AddPortError;
 pub use self::rates::Direction;

@@ -270,6 +270,12 @@ pub const GUEST_PATH_AGE: Duration = Duration::from_secs(10);
 pub const GUEST_ROUND_TRIP_LONG: Duration = Duration::from_millis(50);
 /// Segments that may be under way on it, however much is lost (RFC 5681 section 3.1: ssthresh).
 pub const GUEST_PATH_SEGMENTS_MIN: u64 = 2;
+/// The longest image of a VM: the largest budget that a move in 100 ms allows, and 100,000 flows.
+pub const IMAGE_BYTES_MAX: usize = 512 << 20;
+/// Of an image (LIFE-09): a frame whose bytes passed to G may end so far beyond the edge.
+pub const ANSWERED_AHEAD_MAX: u64 = 2 * FRAME_BYTES_MAX as u64;
+/// Of an image: counts of a flow that may still be counted up.
+pub const RETRANSMISSIONS_MAX: u32 = u32::MAX / 2;
 /// The least packets that every way behind G takes: 576 bytes with an MSS of 536 (RFC 9293 section
 /// 3.7.1), and 1280 with 1220 (RFC 8200 section 5).
 pub const GUEST_PATH_MTU_MIN: [u16; 2] = [576, 1280];

@@ -5,6 +5,7 @@ use crate::congestion::pacer::Gain;
 use crate::congestion::reno::Reno;
 use crate::congestion::window::Window;
 use crate::time::{Duration, Instant};
+use crate::wire::saved::{BadImage, Reader, Saved, Writer};
 
 /// An acknowledgement, as a controller sees it.
 #[derive(Clone, Copy, Debug)]
@@ -116,6 +117,24 @@ macro_rules! controllers {
         #[derive(Clone, Debug)]
         pub enum AnyController {
             $(#[doc = $label] $name($name),)*
+        }
+
+        impl Saved for AnyController {
+            fn saved(&self, image: &mut Writer) {
+                let place = Algorithm::ALL.iter().position(|it| *it == self.algorithm());
+                place.and_then(|place| u8::try_from(place).ok()).unwrap_or(u8::MAX).saved(image);
+                match self {
+                    $(Self::$name(c) => c.saved(image),)*
+                }
+            }
+
+            fn of_saved(image: &mut Reader<'_>) -> Result<Self, BadImage> {
+                let place = usize::from(u8::of_saved(image)?);
+                match Algorithm::ALL.get(place) {
+                    $(Some(Algorithm::$name) => $name::of_saved(image).map(Self::$name),)*
+                    None => Err(BadImage::Impossible("AnyController")),
+                }
+            }
         }
 
         impl AnyController {

@@ -15,8 +15,9 @@
 //! A time that differs from K by more than [`SPAN_MAX`] counts as that, so a cube fits 103 bits.
 
 use crate::congestion::controller::{Ack, Controller};
-use crate::congestion::window::Window;
+use crate::congestion::window::{WINDOW_MAX, Window};
 use crate::time::{Duration, Instant};
+use crate::wire::saved::saved;
 
 /// Units of time in a second: 2^20.
 const FINE_BITS: u32 = 20;
@@ -39,6 +40,8 @@ pub struct Cubic {
     before: Curve,
 }
 
+saved!(Cubic { window, curve, before });
+
 /// How the window grows in congestion avoidance.
 #[derive(Clone, Copy, Debug, Default)]
 struct Curve {
@@ -57,6 +60,15 @@ struct Curve {
     credit: u64,
     /// The same of `w_est`.
     credit_est: u64,
+}
+
+saved! {
+    Curve { w_max, w_est, cwnd_prior, epoch as Wall, k, credit, credit_est }
+    check |it| {
+        let windows = [it.w_max, it.w_est, it.cwnd_prior];
+        let spans = -SPAN_MAX..=SPAN_MAX;
+        windows.iter().all(|window| *window <= WINDOW_MAX) && spans.contains(&it.k)
+    }
 }
 
 impl Curve {

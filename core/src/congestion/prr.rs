@@ -6,6 +6,7 @@
 //! of it) is kept instead: bytes that a timer declares lost leave `inflight`, and must not become a
 //! burst.
 
+use crate::wire::saved::saved;
 /// One reduction.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Prr {
@@ -18,6 +19,8 @@ pub struct Prr {
     /// Bytes that may be sent now.
     budget: u64,
 }
+
+saved!(Prr { flight, delivered, sent, budget });
 
 /// An ACK during a reduction.
 #[derive(Clone, Copy, Debug)]

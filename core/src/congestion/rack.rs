@@ -9,6 +9,7 @@ use crate::congestion::rtt::RttEstimator;
 use crate::congestion::scoreboard::Piece;
 use crate::limits::REORDERING_MAX;
 use crate::time::{Duration, Instant};
+use crate::wire::saved::saved;
 
 /// Segments SACKed that mean a loss without waiting, while no reordering was seen (`DupThresh`).
 pub const DUP_THRESHOLD: u64 = 3;
@@ -45,6 +46,14 @@ pub struct Rack {
     dsack_round: Option<u64>,
     /// Segments that have overtaken one without SACK, if more than `DUP_THRESHOLD`.
     overtaking: u64,
+}
+
+saved! {
+    Rack {
+        sent_at as Wall, end, rtt, highest, reordering_seen, wider, persist, dsack_round,
+        overtaking,
+    }
+    check |it| it.overtaking <= REORDERING_MAX
 }
 
 impl Rack {
@@ -150,6 +159,8 @@ pub struct LossProbe {
     /// A round trip was measured since the last probe.
     measured: bool,
 }
+
+saved!(LossProbe { out, measured });
 
 /// The answer of an ACK to a probe.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

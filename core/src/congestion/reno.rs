@@ -1,8 +1,9 @@
 //! NewReno: one segment more per round trip, half the window after a loss (RFC 5681, RFC 6582).
 
 use crate::congestion::controller::{Ack, Controller};
-use crate::congestion::window::Window;
+use crate::congestion::window::{WINDOW_MAX, Window};
 use crate::time::{Duration, Instant};
+use crate::wire::saved::saved;
 
 /// See the module doc.
 #[derive(Clone, Debug)]
@@ -11,6 +12,8 @@ pub struct Reno {
     /// Bytes delivered in congestion avoidance that have not yet become a segment of window.
     credit: u64,
 }
+
+saved!(Reno { window, credit } check |it| it.credit <= WINDOW_MAX);
 
 impl Reno {
     /// A window of `cwnd` bytes for segments of `mss`, in slow start.

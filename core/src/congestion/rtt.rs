@@ -6,6 +6,7 @@
 
 use crate::limits::{WIRE_RTO_AFTER_SYN, WIRE_RTO_INITIAL, WIRE_RTO_MAX, WIRE_RTO_VARIANCE_MIN};
 use crate::time::{Duration, Instant};
+use crate::wire::saved::{NUMBER_MAX, saved};
 
 /// The shortest round trip is forgotten after one to two of these: a path may have become longer.
 /// Linux: `tcp_min_rtt_wlen`.
@@ -26,6 +27,14 @@ pub struct RttEstimator {
     initial: Duration,
     /// Timeouts since the last sample: each doubles the next (RFC 6298 section 5.5).
     backoffs: u8,
+}
+
+saved! {
+    RttEstimator { srtt, variance, min, min_since as Wall, initial, backoffs }
+    check |it| {
+        let is_short = |span: &Duration| span.as_nanos() <= NUMBER_MAX / 8;
+        [it.srtt, it.variance, it.initial].iter().all(is_short)
+    }
 }
 
 impl Default for RttEstimator {

@@ -22,6 +22,7 @@ use crate::congestion::rack::{DUP_THRESHOLD, LossProbe, ProbeAnswer, Rack};
 use crate::congestion::rtt::RttEstimator;
 use crate::congestion::scoreboard::Scoreboard;
 use crate::time::{Duration, Instant};
+use crate::wire::saved::saved;
 pub use timer::Waits;
 
 /// The initial state of a sender.
@@ -106,6 +107,8 @@ pub struct Learned {
     /// R has yet to be told that the window was reduced.
     cwr_due: bool,
 }
+
+saved!(Learned { controller, rtt, rack, probe, cwr_due });
 
 /// See the module doc.
 #[derive(Debug)]

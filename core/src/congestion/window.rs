@@ -9,6 +9,7 @@
 
 use crate::congestion::controller::Ack;
 use crate::time::Duration;
+use crate::wire::saved::{BadImage, Reader, Saved, Writer, saved};
 
 /// An increase of the round trip below this is noise (RFC 9406 section 4.3).
 const RTT_THRESHOLD_MIN: Duration = Duration::from_millis(4);
@@ -39,6 +40,21 @@ pub struct Window {
     rounds: Rounds,
     /// `cwnd`, `ssthresh` and rounds before reductions that may have been for nothing.
     before: (u64, u64, Rounds),
+}
+
+/// No window is larger: twice what a window field can show, and products with one fit 64 bits.
+pub(super) const WINDOW_MAX: u64 = 1 << 31;
+
+saved! {
+    Window { cwnd, ssthresh, mss, rounds, before }
+    check |it| {
+        let is_window = |cwnd: u64, ssthresh: u64| {
+            cwnd <= WINDOW_MAX && (ssthresh <= WINDOW_MAX || ssthresh == u64::MAX)
+        };
+        let (cwnd, ssthresh, _) = it.before;
+        let is_mss = (1..=u64::from(u16::MAX)).contains(&it.mss);
+        is_mss && it.cwnd > 0 && is_window(it.cwnd, it.ssthresh) && is_window(cwnd, ssthresh)
+    }
 }
 
 impl Window {
@@ -173,6 +189,8 @@ struct Rounds {
     phase: Phase,
 }
 
+saved!(Rounds { end, before, shortest, samples, phase });
+
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Phase {
     Fast,
@@ -183,6 +201,25 @@ enum Phase {
     },
     /// Slow start has ended in some way: HyStart++ is for the first one.
     Over,
+}
+
+impl Saved for Phase {
+    fn saved(&self, image: &mut Writer) {
+        let left = match *self {
+            Self::Fast => None,
+            Self::Conservative { left, baseline } => Some(Some((left, baseline))),
+            Self::Over => Some(None),
+        };
+        left.saved(image);
+    }
+
+    fn of_saved(image: &mut Reader<'_>) -> Result<Self, BadImage> {
+        Ok(match Option::<Option<(u8, Duration)>>::of_saved(image)? {
+            None => Self::Fast,
+            Some(Some((left, baseline))) => Self::Conservative { left, baseline },
+            Some(None) => Self::Over,
+        })
+    }
 }
 
 impl Rounds {

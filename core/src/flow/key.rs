@@ -5,6 +5,7 @@ use core::hash::{Hash, Hasher};
 
 use crate::wire::glance::Glance;
 use crate::wire::packet::{Eth, Ip, IpAddr16, IpVersion, Tcp};
+use crate::wire::saved::saved;
 
 /// The identity of a flow, seen from its guest port.
 ///
@@ -27,6 +28,19 @@ pub struct FlowKey {
     pub port: u16,
     /// The family of both addresses.
     pub version: IpVersion,
+}
+
+saved! {
+    FlowKey { g_addr, r_addr, vlan as Bits, g_port, r_port, version }
+    reset {
+        port = 0, // numbers of ports are each engine's own
+    }
+    check |it| it.version == IpVersion::V6 || [it.g_addr, it.r_addr].iter().all(is_mapped)
+}
+
+/// An IPv4 address, as [`IpAddr16`] has it.
+fn is_mapped(ip: &IpAddr16) -> bool {
+    ip.0[..12] == IpAddr16::from_v4([0; 4]).0[..12]
 }
 
 impl PartialEq for FlowKey {

@@ -277,6 +277,15 @@ impl<T> FlowTable<T> {
         self.len < self.capacity && !self.ports.get(usize::from(port)).is_some_and(full)
     }
 
+    /// The same for so many.
+    #[must_use]
+    pub fn has_room_for(&self, port: u16, flows: usize) -> bool {
+        let flows = u32::try_from(flows).unwrap_or(u32::MAX);
+        let fits = |len: u32, most: u32| len.saturating_add(flows) <= most;
+        let of_port = self.ports.get(usize::from(port));
+        fits(self.len, self.capacity) && of_port.is_none_or(|p| fits(p.flows(), p.flows_max))
+    }
+
     /// A new entry. If the key is there already, its value is replaced and its id stays.
     pub fn insert(&mut self, key: FlowKey, class: Class, value: T) -> Result<FlowId, TableFull> {
         let hash = self.hasher.hash_one(key);

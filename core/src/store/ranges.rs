@@ -1,6 +1,7 @@
 //! The out-of-order bytes of a flow: sorted, disjoint, bounded ranges (SNOOP-10, SNOOP-11).
 
 use crate::limits::OOO_RANGES_MAX;
+use crate::wire::saved::{BadImage, NUMBER_MAX, Reader, Saved, Writer, saved};
 
 /// A half-open range of unwrapped sequence numbers.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -10,6 +11,8 @@ struct Range {
     /// Grows with every change of any range: the highest was changed last.
     stamp: u64,
 }
+
+saved!(Range { start, end, stamp });
 
 #[derive(Clone, Debug, Default)]
 struct Inner {
@@ -42,6 +45,35 @@ pub enum InsertOutcome {
 /// A write that is not followed by the insert is harmless: its bytes belong to no range.
 #[derive(Clone, Debug, Default)]
 pub struct Ranges(Option<Box<Inner>>);
+
+/// Its derived parts are made anew, and its orders are checked.
+impl Saved for Ranges {
+    fn saved(&self, image: &mut Writer) {
+        let Some(inner) = &self.0 else { return 0_u16.saved(image) };
+        let Inner { ranges, bytes: _, last_stamp } = &**inner;
+        ranges.saved(image);
+        last_stamp.saved(image);
+    }
+
+    fn of_saved(image: &mut Reader<'_>) -> Result<Self, BadImage> {
+        let ranges = Vec::<Range>::of_saved(image)?;
+        if ranges.is_empty() {
+            return Ok(Self(None));
+        }
+        let last_stamp = u64::of_saved(image)?;
+        let apart = ranges.windows(2).all(|pair| pair[0].end < pair[1].start);
+        let known = |r: &Range| r.start < r.end && r.end <= NUMBER_MAX && r.stamp <= last_stamp;
+        let mut stamps: Vec<u64> = ranges.iter().map(|range| range.stamp).collect();
+        stamps.sort_unstable();
+        stamps.dedup();
+        let distinct = stamps.len() == ranges.len() && last_stamp <= NUMBER_MAX;
+        if ranges.len() > OOO_RANGES_MAX || !apart || !distinct || !ranges.iter().all(known) {
+            return Err(BadImage::Impossible("Ranges"));
+        }
+        let bytes = ranges.iter().map(|range| range.end - range.start).sum();
+        Ok(Self(Some(Box::new(Inner { ranges, bytes, last_stamp }))))
+    }
+}
 
 const _: () = assert!(size_of::<Ranges>() == 8);
 

@@ -5,7 +5,7 @@ use super::{Mac, Switch, is_group, is_static_key};
 use crate::drops::DropReason;
 use crate::port::PortId;
 use crate::time::Instant;
-use crate::wire::packet::VlanStack;
+use crate::wire::packet::{Eth, IpAddr16, VlanStack};
 
 impl Switch {
     /// From now on the guest behind `port` is trusted: it may use any MAC that is no other guest's,
@@ -42,6 +42,23 @@ impl Switch {
             Some(_) => self.learn_guest(now, port, mac),
             None => Ok(()),
         }
+    }
+
+    /// Whether H may make frames with these source addresses in the name of the guest of `port`: a
+    /// connection of it arrives from another host. Learns as [`Switch::check_source`] does.
+    ///
+    /// # Errors
+    /// The guest may not send such frames itself.
+    pub fn check_arrival(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        eth: &Eth,
+        ip: IpAddr16,
+    ) -> Result<(), DropReason> {
+        self.check_vlan(port, eth)?;
+        self.check_mac(now, port, eth.vlan, eth.src)?;
+        self.check_ip(now, port, ip)
     }
 
     /// Whether a station with this MAC may be behind a trusted guest: no other guest here has it,

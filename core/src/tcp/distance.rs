@@ -9,6 +9,7 @@
 use crate::limits::{ANSWERS_KNOWN, NEAR_ANSWER_MS, SERVERS_PER_VM, T_NOT_LOCAL};
 use crate::time::{Duration, Instant};
 use crate::wire::packet::IpAddr16;
+use crate::wire::saved::{BadImage, Reader, Saved, Writer, saved, saved_enum};
 
 /// Where a connection ends.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -21,6 +22,8 @@ pub enum Distance {
     /// Behind it.
     Far,
 }
+
+saved_enum!(Distance { Local = 0, Near = 1, Far = 2 });
 
 /// What a handshake shows of G.
 #[derive(Clone, Copy, Debug)]
@@ -47,14 +50,28 @@ struct Server {
     address: (IpAddr16, u16),
     /// How long its last answers took, in milliseconds; the newest at `answers % ANSWERS_KNOWN`.
     answers_ms: [u16; ANSWERS_KNOWN],
-    answers: usize,
+    answers: u32,
     far_until: Instant,
     used: Instant,
 }
 
+saved!(Server { address, answers_ms, answers, far_until as Wall, used as Wall });
+
 /// The servers of a VM that are not plain local ones; at most [`SERVERS_PER_VM`].
 #[derive(Debug, Default)]
 pub(crate) struct Servers(Vec<Server>);
+
+impl Saved for Servers {
+    fn saved(&self, image: &mut Writer) {
+        self.0.saved(image);
+    }
+
+    fn of_saved(image: &mut Reader<'_>) -> Result<Self, BadImage> {
+        let servers = Vec::of_saved(image)?;
+        let fits = servers.len() <= SERVERS_PER_VM;
+        if fits { Ok(Self(servers)) } else { Err(BadImage::Impossible("Servers")) }
+    }
+}
 
 impl Servers {
     /// A connection of this server, or of a client, that showed these signs.
@@ -108,8 +125,8 @@ impl Servers {
 
 impl Server {
     fn quickest_of_last(&mut self, answer_ms: u16) -> u16 {
-        self.answers += 1;
-        self.answers_ms[self.answers % ANSWERS_KNOWN] = answer_ms;
+        self.answers = self.answers.wrapping_add(1);
+        self.answers_ms[self.answers as usize % ANSWERS_KNOWN] = answer_ms;
         self.answers_ms.into_iter().min().unwrap_or(answer_ms)
     }
 }

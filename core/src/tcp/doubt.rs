@@ -11,6 +11,7 @@ use crate::tcp::FlowContext;
 use crate::tcp::flow::{Flow, Why};
 use crate::time::{Duration, Instant};
 use crate::wire::packet::IpAddr16;
+use crate::wire::saved::saved;
 
 /// What all probes of a row take.
 const PATIENCE: Duration = DOUBT_PROBE_INTERVAL.saturating_mul(DOUBT_PROBES as u64);
@@ -25,6 +26,11 @@ pub(crate) struct Doubt {
     /// Addresses from which G has sent something since, not counting segments of connections in
     /// the path; and when it last did.
     heard: Vec<(IpAddr16, Instant)>,
+}
+
+saved! {
+    Doubt { since as Running, heard as Running }
+    check |it| it.heard.len() <= ADDRESSES_MAX
 }
 
 impl Doubt {

@@ -60,7 +60,7 @@ pub struct Flow {
     /// The flow's deadlines.
     pub(super) timers: Timers,
     /// The flow is counted in its VM's `owing_flows`.
-    owing: bool,
+    pub(super) owing: bool,
 }
 
 impl Flow {
@@ -470,6 +470,11 @@ impl Flow {
     pub(crate) fn wake_at(&mut self, cx: &FlowContext<'_, '_>) -> Instant {
         let at = self.next_deadline(cx);
         self.timers.wake_at(at)
+    }
+
+    /// When the wheel wakes the flow, at the latest.
+    pub(crate) const fn wakes_at(&self) -> Instant {
+        self.timers.wakes_at()
     }
 
     /// As [`Self::wake_at`] for a flow whose idle time will end no earlier than it did before.

@@ -78,6 +78,11 @@ impl Flow {
     }
 
     fn take_record(&mut self, cx: &mut FlowContext<'_, '_>) -> bool {
+        self.take_record_for(cx, self.receiver.next())
+    }
+
+    /// The same for bytes below `promised`.
+    pub(super) fn take_record_for(&mut self, cx: &mut FlowContext<'_, '_>, promised: u64) -> bool {
         let bit = |on: bool, flag: u8| if on { flag } else { 0 };
         let Some(l2) = L2Header::new(self.template.l2_to_net()) else { return false };
         let shown = (self.timestamps.to_net(), self.timestamps.to_guest());
@@ -95,7 +100,7 @@ impl Flow {
             s_r: self.options.shift_r,
             mss_to_g: self.options.mss_to_guest,
             mss_to_r: self.options.mss_to_net,
-            rcv_nxt: self.receiver.next(),
+            rcv_nxt: promised,
             guest_una: self.sender.una(),
             guest_nxt: self.sender.sent(),
             edge_to_net: self.receiver.edge(),

@@ -7,10 +7,21 @@ use crate::tcp::outbound::RemoteSack;
 use crate::tcp::outbound::flooded::{Before, Flooded};
 use crate::tcp::sender::{Path, Recovery};
 use crate::time::Instant;
+use crate::wire::saved::{BadImage, NUMBER_MAX, Reader, Saved, Writer, saved};
 
 /// State that is needed only while segments are missing.
 #[derive(Debug, Default)]
 pub(crate) struct Losses(Option<Box<Known>>);
+
+impl Saved for Losses {
+    fn saved(&self, image: &mut Writer) {
+        self.0.saved(image);
+    }
+
+    fn of_saved(image: &mut Reader<'_>) -> Result<Self, BadImage> {
+        Option::of_saved(image).map(Self)
+    }
+}
 
 #[derive(Debug, Default)]
 struct Known {
@@ -42,6 +53,16 @@ struct Known {
     vain: u8,
 }
 
+saved! {
+    Known {
+        guest, path, narrow, narrow_to_net, net, unsent, before, promised, sacked, farther, vain,
+    }
+    reset {
+        flooded = None, // handed back before (FLOOD-32)
+    }
+    check |it| it.vain < limits::WINDOW_PROBES_MAX && it.unsent.max(it.promised) <= NUMBER_MAX
+}
+
 /// Segments for an end are shorter, for a while.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Narrow {
@@ -50,6 +71,8 @@ pub(crate) struct Narrow {
     /// Until then.
     pub(crate) until: Instant,
 }
+
+saved!(Narrow { mss_before, until as Wall } check |it| it.mss_before > 0);
 
 /// What an idle flow takes for which H has sent.
 const _: () = assert!(size_of::<Known>() + size_of::<Before>() <= limits::SENDER_MEMORY_BYTES);
@@ -291,6 +314,14 @@ impl Losses {
 
     pub(crate) fn of_net_or_new(&mut self) -> &mut RemoteSack {
         &mut self.0.get_or_insert_default().net
+    }
+
+    /// G can have lost this of the bytes from `una` to `sent`, for an image.
+    pub(crate) fn is_possible(&self, una: u64, sent: u64) -> bool {
+        self.0.as_ref().is_none_or(|known| {
+            let path = known.path.as_ref();
+            known.guest.is_below(sent) && path.is_none_or(|path| path.is_possible(una, sent))
+        })
     }
 
     /// Without losses there is nothing to remember of them; G has everything below `guest_una`.

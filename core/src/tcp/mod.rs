@@ -68,6 +68,7 @@ pub mod options;
 mod outbound;
 mod predicted;
 mod receiver;
+pub(crate) mod saved;
 mod sender;
 pub mod state;
 pub mod stats;

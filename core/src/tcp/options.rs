@@ -8,6 +8,7 @@ use crate::tcp::flow::unwrapped_isn;
 use crate::tcp::state::Why;
 use crate::time::Instant;
 use crate::wire::packet::{IpAddr16, IpVersion, Tcp, TcpFlags};
+use crate::wire::saved::saved;
 use crate::wire::seq::Seq;
 
 /// The result of the handshake's offers.
@@ -31,6 +32,11 @@ pub struct Negotiated {
     pub mss_to_net: u16,
 }
 
+saved! {
+    Negotiated { shift_g, shift_r, timestamps, sack, ecn, distance, mss_to_guest, mss_to_net }
+    check |it| it.shift_g <= 14 && it.shift_r <= 14
+}
+
 /// The offers of a SYN or SYN-ACK. 16 bytes, as it stands in the SYN cache.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct SynInfo {
@@ -48,6 +54,11 @@ pub struct SynInfo {
     pub bits: u8,
     /// When the first copy passed, in milliseconds (`distance::clock_ms`).
     pub passed_ms: u16,
+}
+
+saved! {
+    SynInfo { isn, tsval, data_len, mss, window_scale, bits, passed_ms as Millis }
+    check |it| it.window_scale <= 14 || it.window_scale == Self::NO_SCALE
 }
 
 impl SynInfo {
@@ -167,6 +178,8 @@ pub struct Offers {
     /// It had another source MAC than G's.
     pub is_of_a_station: bool,
 }
+
+saved!(Offers { r, g, ttl_g, is_of_a_station });
 
 impl Offers {
     /// What the handshake shows of G, which completes it, or has answered R; `server`: if it is

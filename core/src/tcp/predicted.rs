@@ -275,4 +275,4 @@ impl Flow {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -25,6 +25,7 @@ use crate::tcp::receiver::window::Terms;
 use crate::tcp::sender::Stream;
 use crate::tcp::vm::Vm;
 use crate::time::Instant;
+use crate::wire::saved::saved;
 use crate::wire::seq::Seq;
 
 /// "No such sequence number": above anything 64-bit unwrapping can reach.
@@ -88,6 +89,17 @@ pub(crate) struct Receiver {
     odd: Odd,
     /// The store ran into its bound since it was last empty (SNOOP-39).
     filled: bool,
+}
+
+saved! {
+    Receiver {
+        next, edge, fin, passed, early_acked_bytes, acks, out_of_order, buffer_bytes,
+        reserved_pages, ece, odd, filled,
+    }
+    reset {
+        record = None, // import takes one of its own arena
+    }
+    check |it| it.edge >= it.next && it.fin >= it.next && it.passed < NONE
 }
 
 impl Receiver {
@@ -390,13 +402,6 @@ impl Receiver {
         }
     }
 
-    /// A valid RST of R. `false`: one waits already.
-    pub(crate) fn on_reset(&mut self) -> bool {
-        let waits = self.reset_waits();
-        self.odd.set(Odd::RESET_WAITS, true);
-        !waits
-    }
-
     /// R answers CE marks with CWR, and its data carries them (SNOOP-19).
     pub(crate) fn on_congestion_marks(&mut self, cwr: bool, marked: bool) {
         if cwr {
@@ -405,25 +410,6 @@ impl Receiver {
         if marked {
             self.ece = true;
         }
-    }
-
-    /// R asks something that G itself answers; or nothing is awaited any more.
-    pub(crate) fn await_answer(&mut self, awaited: bool) {
-        self.odd.set(Odd::ANSWER_AWAITED, awaited);
-    }
-
-    /// R waits for G's answer.
-    #[inline]
-    pub(crate) const fn is_answer_awaited(&self) -> bool {
-        self.odd.has(Odd::ANSWER_AWAITED)
-    }
-
-    /// G has answered. Whether R waits for that.
-    #[must_use]
-    pub(crate) fn on_answer(&mut self) -> bool {
-        let awaited = self.is_answer_awaited();
-        self.odd.set(Odd::ANSWER_AWAITED, false);
-        awaited
     }
 
     // --- Edge and reservation ------------------------------------------------------------------
@@ -570,6 +556,12 @@ impl Receiver {
         self.reserved_pages = 0;
         self.buffer_bytes = 0;
         self.odd.set(Odd::WIDE, false);
+    }
+
+    /// There is no place for what an image says that it holds.
+    pub(crate) fn forget_place(&mut self) {
+        self.out_of_order = Ranges::default();
+        (self.reserved_pages, self.buffer_bytes) = (0, 0);
     }
 
     /// The flow leaves the path, owing nothing.

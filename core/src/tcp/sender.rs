@@ -19,6 +19,7 @@ use crate::tcp::losses::Losses;
 use crate::tcp::timers::{FromGuest, Timers};
 use crate::time::{Duration, Instant};
 use crate::wire::packet::SackBlocks;
+use crate::wire::saved::saved;
 
 /// The bytes in the store, as a sender sees them.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -97,6 +98,16 @@ pub(crate) struct Sender {
     probe_due: bool,
     /// The flow stands in its port's delivery list.
     listed: bool,
+}
+
+saved! {
+    Sender {
+        una, next, sent, edge, stuck_since as Running, retransmissions, dup_acks, established,
+        probe_due,
+    }
+    reset {
+        listed = false, // import lists those that were
+    }
 }
 
 impl Sender {

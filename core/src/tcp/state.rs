@@ -5,6 +5,7 @@
 
 use crate::flow::table::Class;
 use crate::tcp::options::Offers;
+use crate::wire::saved::{BadImage, Reader, Saved, Writer, saved_enum};
 
 /// Where the connection stands.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -75,6 +76,12 @@ pub enum Why {
     NotLocal,
 }
 
+saved_enum!(Why {
+    Nothing = 0, Options = 1, Ambiguous = 2, NoBudget = 3, Urgent = 4, Operator = 5,
+    Asymmetric = 6, Unseen = 7, Closed = 8, Reset = 9, GuestRefuses = 10, GuestGone = 11,
+    Restart = 12, NotLocal = 13,
+});
+
 impl Why {
     /// The stable snake_case name used by the CLI and logs.
     #[must_use]
@@ -127,6 +134,35 @@ enum Position {
     },
 }
 
+impl Saved for Position {
+    fn saved(&self, image: &mut Writer) {
+        match self {
+            Self::Handshake(offers) => (0_u8, **offers).saved(image),
+            Self::On => 1_u8.saved(image),
+            Self::Drain(why) => (2_u8, *why).saved(image),
+            Self::Pass { why, unnoticed } => (3_u8, (*why, *unnoticed)).saved(image),
+            Self::Abort { why, tell_guest } => (4_u8, (*why, *tell_guest)).saved(image),
+        }
+    }
+
+    fn of_saved(image: &mut Reader<'_>) -> Result<Self, BadImage> {
+        Ok(match u8::of_saved(image)? {
+            0 => Self::Handshake(Box::of_saved(image)?),
+            1 => Self::On,
+            2 => Self::Drain(Why::of_saved(image)?),
+            3 => {
+                let (why, unnoticed) = <(Why, bool)>::of_saved(image)?;
+                Self::Pass { why, unnoticed }
+            }
+            4 => {
+                let (why, tell_guest) = <(Why, bool)>::of_saved(image)?;
+                Self::Abort { why, tell_guest }
+            }
+            _ => return Err(BadImage::Impossible("Position")),
+        })
+    }
+}
+
 /// An event that moves a flow from one state to another.
 #[derive(Clone, Copy, Debug)]
 enum Event {
@@ -169,6 +205,16 @@ const fn after(position: &Position, event: Event) -> Option<Position> {
 /// The place a flow stands at.
 #[derive(Debug)]
 pub(crate) struct Standing(Position);
+
+impl Saved for Standing {
+    fn saved(&self, image: &mut Writer) {
+        self.0.saved(image);
+    }
+
+    fn of_saved(image: &mut Reader<'_>) -> Result<Self, BadImage> {
+        Position::of_saved(image).map(Self)
+    }
+}
 
 impl Standing {
     /// A handshake that began with these offers.

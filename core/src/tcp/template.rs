@@ -1,6 +1,7 @@
 //! The layers below TCP in the frames that H makes (COM-10).
 
 use crate::limits::L2_MAX;
+use crate::wire::saved::saved;
 
 /// Bytes of an Ethernet header without tags.
 const ETHERNET: u8 = 14;
@@ -25,6 +26,14 @@ pub(crate) struct Template {
     label_to_net: [u8; 3],
     /// IPv6 flow label of frames to G.
     label_to_guest: [u8; 3],
+}
+
+saved! {
+    Template {
+        l2, l2_len, ttl_to_net, ttl_to_guest, tos_to_net, tos_to_guest, label_to_net,
+        label_to_guest,
+    }
+    check |it| usize::from(it.l2_len) <= L2_MAX
 }
 
 impl Template {

@@ -6,6 +6,7 @@
 
 use crate::limits;
 use crate::time::{Duration, Instant};
+use crate::wire::saved::saved;
 
 /// In which timeouts are longer: 255 of them are four seconds.
 const RTO_UNIT: Duration = Duration::from_millis(16);
@@ -53,6 +54,11 @@ pub(crate) struct Timers {
     /// G waits for R: its keepalive or probe went on, and no ACK of R to it since.
     guest_asks: bool,
 }
+
+saved!(Timers {
+    guest as Running, window_update as Wall, wheel as Wall, seen_at_s as Second, probing, timeouts,
+    rto_beyond, guest_asks,
+});
 
 impl Timers {
     /// Nothing is waited for.
@@ -124,6 +130,16 @@ impl Timers {
     #[inline]
     pub(crate) fn on_seen(&mut self, now: Instant) {
         self.seen_at_s = now.second();
+    }
+
+    /// When the timing wheel wakes the flow; no later than `latest`, whatever an image says.
+    pub(crate) fn bound_wake_up(&mut self, latest: Instant) {
+        self.wheel = self.wheel.min(latest);
+    }
+
+    /// When the timing wheel wakes the flow, at the latest.
+    pub(crate) const fn wakes_at(&self) -> Instant {
+        self.wheel
     }
 
     /// The timing wheel woke the flow.

@@ -3,6 +3,7 @@
 use crate::limits;
 use crate::time::{Duration, Instant};
 use crate::wire::packet::Timestamps;
+use crate::wire::saved::saved;
 use crate::wire::seq::Seq;
 
 /// Serial comparison (RFC 7323 section 5.2): `a` is older than `b`.
@@ -38,6 +39,10 @@ pub(crate) struct TimestampState {
     /// TSecr that came with R's newest (ack, window).
     echo_to_guest: u32,
 }
+
+saved!(TimestampState {
+    recent, recent_at as Eights, to_net_at as Eights, to_net, to_guest, echo_to_guest,
+});
 
 impl TimestampState {
     /// The clocks in a predecessor's record.

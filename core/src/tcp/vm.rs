@@ -16,6 +16,7 @@ use crate::tcp::doubt::Doubt;
 use crate::tcp::wanting::Wanting;
 use crate::time::{Duration, Instant};
 use crate::wire::packet::IpAddr16;
+use crate::wire::saved::{NUMBER_MAX, Saved as _, SavedAs as _, Wall, Writer, saved};
 
 /// The clock that runs only while the guest does ("running time" in `docs/spec.md`).
 ///
@@ -31,6 +32,11 @@ pub struct RunningClock {
     /// Something that only passed through has yet to be seen.
     unseen: bool,
     life_at: Instant,
+}
+
+saved! {
+    RunningClock { elapsed, at as Wall, drained, unseen, life_at as Wall }
+    check |it| it.elapsed <= Duration::from_nanos(NUMBER_MAX)
 }
 
 impl RunningClock {
@@ -203,7 +209,112 @@ pub struct Vm {
     pub counters: VmCounters,
 }
 
+/// The state of a VM that goes where its flows go.
+#[derive(Debug)]
+pub(crate) struct MovedVm {
+    clock: RunningClock,
+    absence: (Duration, Instant),
+    doubt: Option<Box<Doubt>>,
+    uncontrolled_at: Option<Instant>,
+    missed_connection: bool,
+    fragment_at: Option<Instant>,
+    fragment_from_guest: Option<(IpAddr16, Instant)>,
+    refused: Vec<((IpAddr16, u16), Instant)>,
+    servers: Servers,
+}
+
+saved! {
+    MovedVm {
+        clock, absence as Wall, doubt, uncontrolled_at as Wall, missed_connection,
+        fragment_at as Wall, fragment_from_guest as Wall, refused as Wall, servers,
+    }
+    check |it| it.refused.len() <= REFUSALS_PER_VM
+}
+
+impl MovedVm {
+    /// Its running time now.
+    pub(crate) fn running(&self, now: Instant) -> Instant {
+        self.clock.now(now)
+    }
+}
+
 impl Vm {
+    /// Writes the state that goes where its flows go.
+    pub(crate) fn saved(&self, image: &mut Writer) {
+        let Self {
+            // Of the configuration, and of its operator's orders: those of the other daemon hold.
+            name_hash: _,
+            network_hash: _,
+            offload: _,
+            congestion_offload: _,
+            congestion_control: _,
+            draining: _,
+            acknowledges_late: _,
+            host_mac: _,
+            budget_pages: _,
+            mtu: _,
+            local: _,
+            guest_ttl: _,
+            // Of its rings here.
+            stopped_at: _,
+            presence: _,
+            deliveries_held: _,
+            // Counted by the flows as they arrive, and listed.
+            flooded_flows: _,
+            reserved_pages: _,
+            lent_pages: _,
+            owing_flows: _,
+            ready: _,
+            announced: _,
+            // It begins anew: a boost lasts for microseconds.
+            wanting: _,
+            // What this host has done for it.
+            counters: _,
+            clock,
+            absence,
+            doubt,
+            uncontrolled_at,
+            missed_connection,
+            fragment_at,
+            fragment_from_guest,
+            refused,
+            servers,
+        } = self;
+        clock.saved(image);
+        Wall::put(absence, image);
+        doubt.saved(image);
+        Wall::put(uncontrolled_at, image);
+        missed_connection.saved(image);
+        Wall::put(fragment_at, image);
+        Wall::put(&fragment_from_guest.map(|(at, remote)| (remote, at)), image);
+        let refused = refused.iter().map(|&(remote, port, at)| ((remote, port), at));
+        Wall::put(&refused.collect::<Vec<_>>(), image);
+        servers.saved(image);
+    }
+
+    /// The VM goes on here. Its running time does not go back; `running`: what it is now.
+    pub(crate) fn go_on(&mut self, now: Instant, running: Instant, moved: MovedVm) {
+        let MovedVm {
+            mut clock,
+            absence,
+            doubt,
+            uncontrolled_at,
+            missed_connection,
+            fragment_at,
+            fragment_from_guest,
+            refused,
+            servers,
+        } = moved;
+        clock.elapsed += running.since(clock.now(now));
+        (self.clock, self.absence, self.doubt) = (clock, absence, doubt);
+        self.uncontrolled_at = uncontrolled_at;
+        self.missed_connection = missed_connection;
+        self.fragment_at = fragment_at;
+        self.fragment_from_guest = fragment_from_guest.map(|(remote, at)| (at, remote));
+        self.refused = refused.into_iter().map(|((remote, port), at)| (remote, port, at)).collect();
+        self.servers = servers;
+    }
+
     /// Without a budget, and without any wish.
     #[must_use]
     pub fn new(now: Instant, name_hash: u64) -> Self {

@@ -17,6 +17,7 @@ pub mod packet;
 pub mod plain;
 #[cfg(test)]
 pub(crate) mod samples;
+pub mod saved;
 pub mod segment;
 pub mod seq;
 pub mod tcp;

@@ -154,6 +154,14 @@ impl Departures {
         self.wheel.next()
     }
 
+    /// H does not send for the flow any more: nothing wakes it, and it has no turn.
+    pub(crate) fn leave(&mut self, port: PortId, id: FlowId) {
+        self.wheel.cancel(id);
+        let Some(line) = self.lines.get_mut(usize::from(port.0)) else { return };
+        line.due.retain(|(other, _)| *other != id);
+        line.turn = line.turn.filter(|(other, _)| *other != id);
+    }
+
     /// The entry goes. Its turn is skipped when it comes.
     pub(crate) fn cancel(&mut self, id: FlowId) {
         self.wheel.cancel(id);

@@ -34,6 +34,7 @@ use crate::tcp::stats::FloodStats;
 use crate::tcp::vm::Vm;
 use crate::time::Instant;
 use crate::wire::packet::{IpVersion, SackBlocks};
+use crate::wire::saved::saved;
 
 /// The state of a flow for which H sends. It is behind a box, because most flows only receive.
 #[derive(Debug)]
@@ -79,6 +80,11 @@ pub(crate) struct Before {
     proven: u64,
     trial: Option<Trial>,
     keeps_pace: bool,
+}
+
+saved! {
+    Before { learned, ceiling, proven, trial, keeps_pace }
+    check |it| it.ceiling > 0
 }
 
 impl Flooded {
@@ -475,7 +481,7 @@ impl Flow {
     }
 
     /// As [`Self::hand_back`], even if G was shown more room than R shows; G is told.
-    fn hand_back_now(&mut self, cx: &mut FlowContext<'_, '_>) {
+    pub(crate) fn hand_back_now(&mut self, cx: &mut FlowContext<'_, '_>) {
         let ahead = self.is_ahead();
         self.hand_back(cx);
         self.outbound.note_ack_to_guest(ahead);

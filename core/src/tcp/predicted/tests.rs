@@ -13,9 +13,9 @@ use crate::wire::virtio_net::VirtioNetHdr;
 use proptest::prelude::*;
 use zerocopy::IntoBytes;
 
-const UPLINK: PortId = PortId(0);
-const GUEST: PortId = PortId(1);
-const PAGES: usize = 64;
+pub(in crate::tcp) const UPLINK: PortId = PortId(0);
+pub(in crate::tcp) const GUEST: PortId = PortId(1);
+pub(in crate::tcp) const PAGES: usize = 64;
 /// R's first byte, and G's. R's numbers wrap after two segments.
 const FIRST: [u32; 2] = [0xffff_f001, 0x7fff_ffff];
 /// Window scale and SACK-Permitted of both SYNs, in whole words.
@@ -23,22 +23,22 @@ const SYN_OPTIONS: [u8; 12] = [2, 4, 0x05, 0xb4, 1, 3, 3, 7, 4, 2, 1, 1];
 
 /// What a connection has besides its segments.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
-    v6: bool,
-    timestamps: bool,
-    ecn: bool,
+pub(in crate::tcp) struct Shape {
+    pub(in crate::tcp) v6: bool,
+    pub(in crate::tcp) timestamps: bool,
+    pub(in crate::tcp) ecn: bool,
     /// All frames have a VLAN tag.
-    tagged: bool,
+    pub(in crate::tcp) tagged: bool,
     /// R is another guest of this host.
-    neighbours: bool,
+    pub(in crate::tcp) neighbours: bool,
     /// H sends for G.
-    floods: bool,
-    budget_pages: usize,
+    pub(in crate::tcp) floods: bool,
+    pub(in crate::tcp) budget_pages: usize,
 }
 
 /// A segment near what is expected: in most steps it is that, or off in one place.
 #[derive(Clone, Copy, Debug)]
-struct Wish {
+pub(in crate::tcp) struct Wish {
     /// Of the stream's next byte, and of the acknowledgement.
     seq_off: i32,
     ack_off: i32,
@@ -64,7 +64,7 @@ struct Wish {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Step {
+pub(in crate::tcp) enum Step {
     FromNet(Wish),
     FromGuest(Wish),
     BatchEnd,
@@ -84,21 +84,38 @@ enum Step {
 }
 
 /// One engine, and what it was told and said.
-struct Side<'m> {
-    engine: Engine<'m>,
-    now: Instant,
-    shape: Shape,
+pub(in crate::tcp) struct Side<'m> {
+    pub(in crate::tcp) engine: Engine<'m>,
+    pub(in crate::tcp) now: Instant,
+    pub(in crate::tcp) shape: Shape,
+    /// Its clock is ahead of that of R and G by this.
+    ahead: Duration,
     /// Relative to [`FIRST`]: what R and G send next, and the end of what G was given.
     next: [u32; 2],
     given: u32,
     /// End of what R was sent, where H sends for G.
     left: u32,
-    said: Vec<String>,
+    pub(in crate::tcp) said: Vec<String>,
+    /// Orders of the operator.
+    drains: bool,
+    late: bool,
 }
 
 impl<'m> Side<'m> {
-    fn new(memory: &'m mut [u8], shape: Shape, predicts: bool) -> Self {
-        let now = Instant::from_secs(1_000);
+    pub(in crate::tcp) fn new(memory: &'m mut [u8], shape: Shape, predicts: bool) -> Self {
+        let mut side = Self::without_flows(Instant::from_secs(1_000), memory, shape, predicts);
+        let ecn = if shape.ecn { TcpFlags::ECE } else { TcpFlags::NONE };
+        let cwr = if shape.ecn { TcpFlags::CWR } else { TcpFlags::NONE };
+        side.sends(UPLINK, TcpFlags::SYN | ecn | cwr, Wish::PLAIN, &SYN_OPTIONS);
+        side.sends(GUEST, TcpFlags::SYN | TcpFlags::ACK | ecn, Wish::PLAIN, &SYN_OPTIONS);
+        side.sends(UPLINK, TcpFlags::ACK, Wish::PLAIN, &[]);
+        let flow = side.engine.flows().next().expect("a handshake makes a flow").2;
+        assert_eq!((flow.state(), flow.why()), (State::On, Why::Nothing));
+        side
+    }
+
+    /// An engine that was just started.
+    fn without_flows(now: Instant, memory: &'m mut [u8], shape: Shape, predicts: bool) -> Self {
         let arena = Arena::format(memory, 4, PAGES, 1).unwrap();
         let config = EngineConfig::new(16, [1, 2, 3, 4]);
         let mut engine = Engine::new(now, config, arena);
@@ -121,15 +138,98 @@ impl<'m> Side<'m> {
         engine.set_port_features(now, UPLINK, Some(features));
         engine.set_port_features(now, GUEST, Some(features));
         let said = Vec::new();
-        let mut side = Self { engine, now, shape, next: [0; 2], given: 0, left: 0, said };
-        let ecn = if shape.ecn { TcpFlags::ECE } else { TcpFlags::NONE };
-        let cwr = if shape.ecn { TcpFlags::CWR } else { TcpFlags::NONE };
-        side.sends(UPLINK, TcpFlags::SYN | ecn | cwr, Wish::PLAIN, &SYN_OPTIONS);
-        side.sends(GUEST, TcpFlags::SYN | TcpFlags::ACK | ecn, Wish::PLAIN, &SYN_OPTIONS);
-        side.sends(UPLINK, TcpFlags::ACK, Wish::PLAIN, &[]);
-        let flow = side.engine.flows().next().expect("a handshake makes a flow").2;
-        assert_eq!((flow.state(), flow.why()), (State::On, Why::Nothing));
-        side
+        Self {
+            engine,
+            now,
+            shape,
+            ahead: Duration::ZERO,
+            next: [0; 2],
+            given: 0,
+            left: 0,
+            said,
+            drains: false,
+            late: false,
+        }
+    }
+
+    /// All that it has of the guest goes on in another engine, whose clock is ahead by `shift`. H
+    /// sends for no guest then, in either. Both switches have just heard of both ends.
+    pub(in crate::tcp) fn moved<'o>(
+        &mut self,
+        memory: &'o mut [u8],
+        shift: Duration,
+        predicts: bool,
+    ) -> Side<'o> {
+        self.engine.hand_back(self.now, GUEST);
+        let mut other = Side::without_flows(self.now + shift, memory, self.shape, predicts);
+        (other.drains, other.late, other.ahead) = (self.drains, self.late, shift);
+        (other.next, other.given, other.left) = (self.next, self.given, self.left);
+        if other.drains {
+            other.engine.drain(other.now, GUEST);
+        }
+        other.engine.set_late(other.now, GUEST, other.late);
+        self.hears_of_both();
+        other.hears_of_both();
+        let image = self.image();
+        let imported = other.engine.import(other.now, GUEST, &image);
+        assert_eq!(imported.map(|it| it.reset), Ok(0));
+        (self.said, other.said) = (vec![], vec![]);
+        other
+    }
+
+    /// The same with an image that somebody has changed, and sealed again.
+    pub(in crate::tcp) fn moved_as<'o>(
+        &mut self,
+        memory: &'o mut [u8],
+        change: impl FnOnce(&mut [u8]),
+    ) -> Side<'o> {
+        self.engine.hand_back(self.now, GUEST);
+        let mut other = Side::without_flows(self.now, memory, self.shape, true);
+        (other.next, other.given, other.left) = (self.next, self.given, self.left);
+        other.hears_of_both();
+        let mut image = self.image();
+        change(&mut image);
+        Self::seal(&mut image);
+        let _ = other.engine.import(other.now, GUEST, &image);
+        other
+    }
+
+    /// Makes the checksum of an image right.
+    pub(in crate::tcp) fn seal(image: &mut [u8]) {
+        crate::engine::seal_image(image);
+    }
+
+    /// An engine that was just started, at the time at which others begin.
+    pub(in crate::tcp) fn other(memory: &'m mut [u8], shape: Shape) -> Self {
+        Self::without_flows(Instant::from_secs(1_000), memory, shape, true)
+    }
+
+    /// R sends the next bytes.
+    pub(in crate::tcp) fn sends_bytes(&mut self, len: usize) {
+        self.step(Step::FromNet(Wish { len, ..Wish::PLAIN }));
+    }
+
+    /// G does.
+    pub(in crate::tcp) fn hands_over(&mut self, len: usize) {
+        self.step(Step::FromGuest(Wish { len, ..Wish::PLAIN }));
+    }
+
+    /// The image of the guest's flows.
+    pub(in crate::tcp) fn image(&mut self) -> Vec<u8> {
+        self.transmits();
+        self.engine.export(self.now, GUEST).expect("nothing is sent for it")
+    }
+
+    /// Frames without an IP packet.
+    fn hears_of_both(&mut self) {
+        self.transmits();
+        for (from, mac) in [(UPLINK, 1), (GUEST, 2)] {
+            let macs = [[0xff; 6], [2, 0, 0, 0, 0, mac]].concat();
+            let tag: &[u8] = if self.shape.tagged { &[0x81, 0, 0, 7] } else { &[] };
+            let mut frame = [&macs[..], tag, &[0x88, 0xb5], &[0; 46]].concat();
+            let hdr = &mut VirtioNetHdr::default();
+            let _ = self.engine.handle_frame(self.now, from, hdr, &mut frame);
+        }
     }
 
     /// A segment of either end. A SYN has options for a payload, which its header then covers.
@@ -153,7 +253,7 @@ impl<'m> Side<'m> {
         let l2 = [[2, 0, 0, 0, 0, theirs], [2, 0, 0, 0, 0, mine]].concat();
         let tag: &[u8] = if self.shape.tagged { &[0x81, 0, 0, 7] } else { &[] };
         let l2 = [&l2[..], tag, &ethertype].concat();
-        let ms = u32::try_from(self.now.as_millis() % (1 << 32)).unwrap();
+        let ms = u32::try_from((self.now - self.ahead).as_millis() % (1 << 32)).unwrap();
         let ts = Timestamps { tsval: ms.wrapping_add_signed(wish.ts_off), tsecr: ms };
         let blocks = [(Seq(ack.wrapping_add(2000)), Seq(ack.wrapping_add(3000)))];
         let payload: Vec<u8> =
@@ -222,7 +322,7 @@ impl<'m> Side<'m> {
         }
     }
 
-    fn step(&mut self, step: Step) {
+    pub(in crate::tcp) fn step(&mut self, step: Step) {
         match step {
             Step::FromNet(wish) => {
                 let mut flags = TcpFlags::ACK | TcpFlags(wish.flags);
@@ -264,8 +364,11 @@ impl<'m> Side<'m> {
                 let tcp_at = self.tcp_at();
                 for _ in 0..frames {
                     let Some(made) = self.engine.poll_departure(self.now) else { break };
-                    self.said.push(format!("{made:?}"));
-                    let Departure::Given(made) = made else { continue };
+                    let Departure::Given(made) = made else {
+                        self.said.push(format!("{made:?}"));
+                        continue;
+                    };
+                    self.said.push(text(&made));
                     let payload: usize = made.parts()[1..].iter().map(|part| part.len()).sum();
                     let tcp = &made.parts()[0][tcp_at..];
                     let seq = u32::from_be_bytes(tcp[4..8].try_into().unwrap());
@@ -284,8 +387,14 @@ impl<'m> Side<'m> {
                 }
             }
             Step::Syn => self.sends(UPLINK, TcpFlags::SYN, Wish::PLAIN, &SYN_OPTIONS),
-            Step::Drain => self.engine.drain(self.now, GUEST),
-            Step::Late(late) => self.engine.set_late(self.now, GUEST, late),
+            Step::Drain => {
+                self.drains = true;
+                self.engine.drain(self.now, GUEST);
+            }
+            Step::Late(late) => {
+                self.late = late;
+                self.engine.set_late(self.now, GUEST, late);
+            }
             Step::RingReset => {
                 let features = PortFeatures { csum: true, tso4: true, tso6: true, ecn: true };
                 self.engine.set_port_features(self.now, GUEST, None);
@@ -322,8 +431,9 @@ fn add_ip_option(frame: &mut Vec<u8>, ip_at: usize) {
     frame[ip_at + 10..ip_at + 12].copy_from_slice(&check.to_be_bytes());
 }
 
+/// All of it but the pieces that it is in.
 fn text(made: &Transmit<'_>) -> String {
-    format!("{made:?}")
+    format!("{:?} {:?} {:?} {:?}", made.port, made.ingress, made.hdr, made.parts().concat())
 }
 
 fn small(len: usize) -> u32 {
@@ -380,7 +490,7 @@ fn wish(lens: &'static [usize]) -> impl Strategy<Value = Wish> {
     })
 }
 
-fn step() -> impl Strategy<Value = Step> {
+pub(in crate::tcp) fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         8 => wish(&[1448, 1448, 1448, 700, 4000, 20000, 1, 2, 0]).prop_map(Step::FromNet),
         3 => wish(&[0, 0, 0, 0, 300]).prop_map(Step::FromGuest),
@@ -399,7 +509,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn shape() -> impl Strategy<Value = Shape> {
+pub(in crate::tcp) fn shape() -> impl Strategy<Value = Shape> {
     (any::<[bool; 4]>(), 0..8_u8, prop_oneof![Just(PAGES), Just(8)]).prop_map(
         |([v6, timestamps, ecn, floods], place, budget_pages)| {
             let (tagged, neighbours) = (place & 6 == 6, place & 5 == 5);

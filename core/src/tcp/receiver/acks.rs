@@ -2,6 +2,7 @@
 
 use crate::limits;
 use crate::time::{Duration, Instant};
+use crate::wire::saved::saved;
 
 /// The acknowledgements that were sent, and those that are due.
 #[derive(Debug)]
@@ -18,6 +19,13 @@ pub(crate) struct Acks {
     due: bool,
     /// The flow stands in the engine's ACK list.
     listed: bool,
+}
+
+saved! {
+    Acks { sent, odd_ms as Millis, quick, segments, due }
+    reset {
+        listed = false, // import lists those that were
+    }
 }
 
 impl Acks {
@@ -66,6 +74,12 @@ impl Acks {
         self.sent = ack;
         self.due = false;
         self.segments = 0;
+    }
+
+    /// The flow enters the engine's ACK list, as it stood in that of another. `false`: it has.
+    #[must_use]
+    pub(crate) fn enter_list(&mut self) -> bool {
+        !core::mem::replace(&mut self.listed, true)
     }
 
     /// No ACK is due any more.

@@ -1,10 +1,22 @@
 //! The mode of a receiver, late or early (LIFE-12), and what else is unusual about it.
 
 use crate::tcp::receiver::Receiver;
+use crate::wire::saved::{BadImage, Reader, Saved, Writer};
 
 /// What is unusual about a receiver, one bit each, so that one look sees whether anything is.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Odd(u8);
+
+impl Saved for Odd {
+    fn saved(&self, image: &mut Writer) {
+        self.0.saved(image);
+    }
+
+    fn of_saved(image: &mut Reader<'_>) -> Result<Self, BadImage> {
+        let bits = u8::of_saved(image)?;
+        if bits & !Self::ALL == 0 { Ok(Self(bits)) } else { Err(BadImage::Impossible("Odd")) }
+    }
+}
 
 impl Odd {
     /// R's keepalive or SYN was passed to G; its answer triggers H's ACK (SNOOP-17, SNOOP-36).
@@ -17,6 +29,8 @@ impl Odd {
     pub(super) const DOUBTED: u8 = 8;
     /// The buffer has room for more bytes than may be acknowledged early (FWD-02).
     pub(super) const WIDE: u8 = 16;
+    const ALL: u8 =
+        Self::ANSWER_AWAITED | Self::RESET_WAITS | Self::LATE | Self::DOUBTED | Self::WIDE;
 
     pub(super) const fn has(self, any: u8) -> bool {
         self.0 & any != 0
@@ -85,5 +99,31 @@ impl Receiver {
         self.odd.set(Odd::LATE, late);
         // R fills the window of G now, or the one before; but that of a container stays.
         self.filled &= self.is_wide();
+    }
+
+    /// A valid RST of R. `false`: one waits already.
+    pub(crate) fn on_reset(&mut self) -> bool {
+        let waits = self.reset_waits();
+        self.odd.set(Odd::RESET_WAITS, true);
+        !waits
+    }
+
+    /// R asks something that G itself answers; or nothing is awaited any more.
+    pub(crate) fn await_answer(&mut self, awaited: bool) {
+        self.odd.set(Odd::ANSWER_AWAITED, awaited);
+    }
+
+    /// R waits for G's answer.
+    #[inline]
+    pub(crate) const fn is_answer_awaited(&self) -> bool {
+        self.odd.has(Odd::ANSWER_AWAITED)
+    }
+
+    /// G has answered. Whether R waits for that.
+    #[must_use]
+    pub(crate) fn on_answer(&mut self) -> bool {
+        let awaited = self.is_answer_awaited();
+        self.odd.set(Odd::ANSWER_AWAITED, false);
+        awaited
     }
 }

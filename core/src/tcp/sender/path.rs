@@ -11,6 +11,7 @@ use crate::congestion::prr::{Progress, Prr};
 use crate::limits;
 use crate::store::ranges::{InsertOutcome, Ranges};
 use crate::time::{Duration, Instant};
+use crate::wire::saved::{NUMBER_MAX, saved};
 
 /// A window that was reduced by a timeout, as it was before.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +23,8 @@ struct Doubt {
     /// Bytes that were repeated, and that G is not known to have got twice.
     copies: u64,
 }
+
+saved!(Doubt { window, threshold, first, copies });
 
 /// What was sent, before an acknowledgement or timeout.
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +65,20 @@ pub(crate) struct Path {
     doubt: Option<Doubt>,
 }
 
+saved! {
+    Path {
+        window, threshold, grown, reduced, lost_at as Running, arrived, delivered, reduction,
+        timed as Running, round_trip, doubt,
+    }
+    check |it| {
+        let is_short = it.round_trip.is_none_or(|(mean, variation)| mean.max(variation) <= LONG);
+        is_short && it.grown.max(it.delivered) <= NUMBER_MAX
+    }
+}
+
+/// Longer than any round trip, in nanoseconds: eight of these are still a number.
+const LONG: u64 = NUMBER_MAX / 8;
+
 impl Path {
     /// A way of which nothing is known (RFC 6928).
     pub(in crate::tcp) fn new(running: Instant, mss: u64) -> Self {
@@ -84,6 +101,14 @@ impl Path {
     /// timed.
     pub(in crate::tcp) fn without_loss() -> Self {
         Self { window: u64::MAX, lost_at: None, ..Self::new(Instant::ZERO, 0) }
+    }
+
+    /// Nothing of it is beyond what was sent, or has arrived below `una`.
+    pub(in crate::tcp) fn is_possible(&self, una: u64, sent: u64) -> bool {
+        let first = self.arrived.iter().next().map_or(una, |(from, _)| from);
+        let numbers = [self.reduced, self.arrived.max_end().unwrap_or(0)];
+        let timed = self.timed.map_or(0, |(end, _)| end);
+        first >= una && timed <= sent && numbers.iter().all(|number| *number <= sent)
     }
 
     /// What G has beyond its acknowledgement.

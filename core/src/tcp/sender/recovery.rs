@@ -6,6 +6,7 @@
 //! repeated arrives was lost again.
 
 use crate::store::ranges::Ranges;
+use crate::wire::saved::saved;
 
 /// The bytes that are given to G again. Over, or never begun, once `end` is acknowledged.
 #[derive(Clone, Copy, Debug, Default)]
@@ -30,10 +31,18 @@ pub(crate) struct Recovery {
     behind: u64,
 }
 
+saved!(Recovery { from, to, swept, end, all, blind, seen, again, behind });
+
 impl Recovery {
     /// After a timeout: everything below `end` is lost.
     pub(super) fn of_all(una: u64, end: u64) -> Self {
         Self { swept: una, end, all: true, ..Self::default() }
+    }
+
+    /// Nothing of it is beyond `sent`.
+    pub(in crate::tcp) fn is_below(&self, sent: u64) -> bool {
+        let Self { from, to, swept, end, all: _, blind: _, seen, again, behind } = *self;
+        [from, to, swept, end, seen, again, behind].iter().all(|number| *number <= sent)
     }
 
     /// G has yet to acknowledge the lost bytes.

@@ -9,6 +9,7 @@ use crate::tcp::losses::Narrow;
 use crate::tcp::receiver::Range;
 use crate::time::Instant;
 use crate::wire::icmp::TooBig;
+use crate::wire::saved::{BadImage, Reader, Saved, Writer};
 
 /// The segment size that every path takes (RFC 9293 section 3.7.1).
 pub(super) const V4_MSS_MIN: u64 = 536;
@@ -24,6 +25,23 @@ pub(super) enum Trial {
     Due { after: u64, mss: u64 },
     /// These bytes.
     Of { from: u64, to: u64 },
+}
+
+/// One that is under way is none of the next sender's.
+impl Saved for Trial {
+    fn saved(&self, image: &mut Writer) {
+        let (after, mss) = match *self {
+            Self::Due { after, mss } => (after, mss),
+            Self::Of { from, to } => (from, to - from),
+        };
+        (after, mss).saved(image);
+    }
+
+    fn of_saved(image: &mut Reader<'_>) -> Result<Self, BadImage> {
+        let (after, mss) = <(u64, u64)>::of_saved(image)?;
+        let fits = (1..=u64::from(u16::MAX)).contains(&mss);
+        if fits { Ok(Self::Due { after, mss }) } else { Err(BadImage::Impossible("Trial")) }
+    }
 }
 
 impl Flooded {
