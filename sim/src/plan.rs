@@ -421,6 +421,9 @@ pub enum FaultKind {
     Drain { guest: u16 },
     /// The VM's bytes are acknowledged late (LIFE-12).
     Late { guest: u16 },
+    /// The VM's flows are handed over to another engine, and back, unless H sends for one of them.
+    /// Without `moves` nothing happens.
+    Handover { guest: u16, moves: bool },
     /// Connections without answers fill the VM's flow table (eviction, LIFE-02).
     FlowFlood { remote: u16, guest: u16, per_ms: u32 },
     /// The guest routes for so many others: their frames leave with its MAC and their addresses.

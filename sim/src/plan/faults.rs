@@ -32,6 +32,7 @@ impl FaultKind {
             Self::FloodsOff { .. } => "congestion offload turned off",
             Self::Drain { .. } => "guest drained",
             Self::Late { .. } => "late acknowledgements",
+            Self::Handover { .. } => "hand-over",
             Self::FlowFlood { .. } => "flood of handshakes",
             Self::ManyAddresses { .. } => "addresses behind a guest",
             Self::Kill { .. } => "connection killed",
@@ -78,6 +79,7 @@ impl FaultKind {
             | Self::FloodsOff { guest }
             | Self::Drain { guest }
             | Self::Late { guest }
+            | Self::Handover { guest, .. }
             | Self::Kill { guest }
             | Self::ManyAddresses { guest, .. }
             | Self::Forge { guest, .. } => [Some(Machine::Guest(guest)), None],

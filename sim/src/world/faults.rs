@@ -5,7 +5,7 @@ use nightporter_core::port::PortId;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::turn::Turn;
 
-use super::{Engines, Stop, World, WorldEvent};
+use super::{Engines, Stop, World, WorldEvent, handover};
 use crate::plan::{Fault, FaultKind, Machine, StackKind, flows_per_step};
 use nightporter_check::event::Event as Seen;
 use nightporter_check::frame::Frame;
@@ -105,6 +105,7 @@ impl World<'_> {
                 self.command(engines, guest, |_, e, now, port| e.drain(now, port))?;
             }
             FaultKind::Late { guest } => self.set_late(engines, guest, true)?,
+            FaultKind::Handover { guest, moves } => self.hand_over(engines, guest, moves)?,
             FaultKind::FlowFlood { .. } | FaultKind::Forge { .. } => {
                 self.schedule(self.now, WorldEvent::FaultGoesOn(i));
             }
@@ -175,6 +176,19 @@ impl World<'_> {
     /// The host acknowledges late for a guest, or does so no longer.
     fn set_late(&mut self, engines: &mut Engines<'_>, guest: u16, late: bool) -> Result<(), Stop> {
         self.command(engines, guest, |_, e, now, port| e.set_late(now, port, late))
+    }
+
+    /// The flows of a guest go on as those of an image.
+    fn hand_over(
+        &mut self,
+        engines: &mut Engines<'_>,
+        guest: u16,
+        moves: bool,
+    ) -> Result<(), Stop> {
+        let host = self.plan.host.clone();
+        self.command(engines, guest, |_, e, now, port| {
+            handover::hand_over(e, &host, now, port, moves);
+        })
     }
 
     /// The host sends for a guest, or does so no longer.

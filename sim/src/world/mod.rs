@@ -10,6 +10,7 @@
 mod behind;
 mod faults;
 mod fragments;
+mod handover;
 mod host;
 mod merge;
 mod node;

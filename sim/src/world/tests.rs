@@ -202,3 +202,72 @@ fn life_13_a_remote_that_is_acknowledged_late_repeats_no_more_than_without_the_o
         assert!(late.1 <= most, "{} needless bytes, without the offload {}", late.1, twin.1);
     }
 }
+
+/// A connection with losses on both sides, whose guest loses its core again and again.
+fn lossy(seed: u64) -> Plan {
+    let is_even = seed.is_multiple_of(2);
+    let mut plan = Plan { seed, ..small() };
+    for stack in [&mut plan.guests[0].stack, &mut plan.remotes[0].stack] {
+        (stack.kind, stack.window_scale) = (StackKind::Strict, Some(3));
+        (stack.sack, stack.timestamps, stack.ecn) =
+            (is_even, !seed.is_multiple_of(3), seed % 4 > 1);
+    }
+    plan.conns[0].workload = Workload::Bulk { up: 150_000, down: 50_000 };
+    let (remote, to_host) = (0, is_even);
+    let lasting = [
+        FaultKind::Loss { remote, to_host: true, ppm: 10_000 },
+        FaultKind::Loss { remote, to_host: false, ppm: 10_000 },
+        FaultKind::Reorder { remote, to_host, ppm: 20_000, delay_us: 300 },
+        FaultKind::DropDelivered { guest: 0, ppm: 10_000 },
+    ];
+    let lasts = Duration::from_secs(4);
+    let fault = |kind| Fault { at: Instant::ZERO, lasts, kind };
+    plan.faults = lasting.into_iter().map(fault).collect();
+    plan.faults.extend((0..20).map(|n| Fault {
+        at: Instant::from_millis(2 + 40 * n),
+        lasts: Duration::from_millis(30),
+        kind: FaultKind::Pause { guest: 0 },
+    }));
+    let kind = FaultKind::Late { guest: 0 };
+    plan.faults.push(Fault {
+        at: Instant::from_millis(60),
+        lasts: Duration::from_millis(90),
+        kind,
+    });
+    plan
+}
+
+/// Hand-overs of all guests, often enough to meet a flow at any step.
+fn with_handovers(mut plan: Plan, moves: bool) -> Plan {
+    let mut random = Random::new(plan.seed, "handover");
+    let heal_us = plan.heal_at.as_nanos() / 1000;
+    for conn in plan.conns.clone() {
+        for machine in [conn.client, conn.server] {
+            let Machine::Guest(guest) = machine else { continue };
+            for _ in 0..30 {
+                let within_us = random.pick(&[300, 3_000, 30_000, 300_000]);
+                let at = conn.opens_at + Duration::from_micros(random.below(within_us));
+                let at = at.min(Instant::from_micros(heal_us.max(1) - 1));
+                let kind = FaultKind::Handover { guest, moves };
+                plan.faults.push(Fault { at, lasts: Duration::ZERO, kind });
+            }
+        }
+    }
+    plan.faults.sort_by_key(|fault| fault.at);
+    plan
+}
+
+/// The trace has every frame of the world, with its time: so each flow goes on as the one that
+/// stays, frame by frame.
+#[test]
+fn life_09_a_world_in_which_flows_move_is_frame_by_frame_the_one_in_which_they_stay() {
+    let (mut moved, mut frames) = (0, 0);
+    for seed in 0..12 {
+        let plan = lossy(seed);
+        let [goes, stays] = [true, false].map(|moves| run(&with_handovers(plan.clone(), moves)));
+        assert_eq!((seed, goes.trace_hash), (seed, stays.trace_hash));
+        moved += goes.faults.get("hand-over").copied().unwrap_or(0);
+        frames += goes.frames;
+    }
+    assert!(moved > 300 && frames > 2_000, "{moved} hand-overs, {frames} frames");
+}
