@@ -138,8 +138,8 @@ pub struct Built {
 /// as elsewhere, and so only once.
 const COMPILER: &str = "#!/bin/sh\nexec \"$@\" --cap-lints=allow\n";
 
-/// The simulator runs few seeds here, so that optimising more of it than `core` takes longer.
-const SIMULATOR: &str = "profile.sim.package.nightporter-sim.opt-level=1";
+/// Each test runs but once or twice here, so that optimising more takes longer than it gives.
+const OPTIMISED: &str = "profile.sim.opt-level=1";
 
 /// The folders of a build.
 struct Workshop<'a> {
@@ -249,7 +249,7 @@ impl Workshop<'_> {
 
     fn command(&self, args: &[&str]) -> anyhow::Result<Command> {
         let mut cargo = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()));
-        cargo.args(args).args(["--quiet", "--config", SIMULATOR]);
+        cargo.args(args).args(["--quiet", "--config", OPTIMISED]);
         cargo.env("RUSTC_WORKSPACE_WRAPPER", &self.compiler);
         let shared = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
         let shared = shared.unwrap_or_else(|| self.root.join("target"));
