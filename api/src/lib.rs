@@ -118,6 +118,11 @@ pub enum Request {
         #[serde(default)]
         only: Only,
     },
+    /// The headers of a VM's frames from now on, as a pcapng stream: [`Reply::Stream`].
+    Monitor {
+        /// Name of the VM.
+        vm: String,
+    },
     /// Ack offload of one VM on, for new connections, or off: [`Reply::Done`].
     Offload {
         /// Name of the VM.
@@ -125,8 +130,7 @@ pub enum Request {
         /// On or off.
         on: bool,
     },
-    /// Congestion offload of one VM on, for its connections that have ack offload, or off:
-    /// [`Reply::Done`].
+    /// Congestion offload of one VM on, if a connection has ack offload, or off: [`Reply::Done`].
     CongestionOffload {
         /// Name of the VM.
         vm: String,

@@ -32,7 +32,7 @@ pub(crate) struct Options {
 }
 
 /// A time as people write it: a whole number and `ms`, `s` or `min`.
-fn span(text: &str) -> Result<Duration, String> {
+pub(crate) fn span(text: &str) -> Result<Duration, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let unit_ms = match unit {

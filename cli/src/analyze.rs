@@ -2,6 +2,7 @@
 //! docs/monitor.md has what each number means.
 
 mod csv;
+pub(crate) mod live;
 mod plot;
 mod read;
 mod report;
@@ -22,7 +23,7 @@ use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::packet::{Net, Packet};
 
 use crate::print;
-use read::{Capture, End};
+use read::{Capture, End, Frame};
 use report::{Captured, Report, name_of};
 
 /// The captures and the output.
@@ -39,6 +40,13 @@ pub(crate) struct Options {
     /// behind the side at which the connection's first frame was seen.
     #[arg(long, value_name = "ADDRESS")]
     vm: Vec<IpAddr>,
+    #[command(flatten)]
+    show: Show,
+}
+
+/// The output.
+#[derive(Debug, Args)]
+struct Show {
     /// Show one connection, by the number that the list has.
     #[arg(long, value_name = "ID")]
     flow: Option<usize>,
@@ -81,13 +89,7 @@ impl From<At> for Side {
 /// A file cannot be read or written, or is no capture; there is no such connection.
 pub(crate) fn analyze(json: bool, options: &Options) -> Result<()> {
     let report = read(options)?;
-    if let Some(path) = &options.csv {
-        csv::write(path, &report)?;
-    }
-    if let Some(path) = &options.svg {
-        plot::write(path, &report)?;
-    }
-    print(json, &report, |out| text::write(out, &report))
+    options.show.write(json, &report)
 }
 
 fn read(options: &Options) -> Result<Report> {
@@ -99,16 +101,7 @@ fn read(options: &Options) -> Result<Report> {
     for (path, side) in options.files.iter().zip(sides) {
         places.push(Place { side, file: Capture::open(path)?, has_frame: false, unread: [0; _] });
     }
-    let round_trip = Duration::from_millis(options.round_trip);
-    let settings =
-        monitor::Settings { round_trip, burst_mbit_s: options.burst, ..Default::default() };
-    let mut analysis = Analysis {
-        monitor: Monitor::new(settings),
-        headers: Headers::default(),
-        vm: options.vm.clone(),
-        ends: HashSet::new(),
-        unwatched: 0,
-    };
+    let mut analysis = Analysis::new(&options.show, options.vm.clone());
     for place in &mut places {
         place.has_frame = place.file.read_next()?;
     }
@@ -116,23 +109,15 @@ fn read(options: &Options) -> Result<Report> {
     while let Some(place) =
         places.iter_mut().filter(|it| it.has_frame).min_by_key(|it| it.file.frame.at)
     {
-        analysis.handle(place);
+        analysis.handle(&place.file.frame, place.side, None, &mut place.unread);
         place.has_frame = place.file.read_next()?;
     }
     let first = places.iter().filter_map(|it| it.file.counts.first).min().unwrap_or(Instant::ZERO);
-    let flows = analysis.monitor.flows().len();
-    if let Some(id) = options.flow {
-        ensure!(
-            (1..=flows).contains(&id),
-            "there is no connection {id}\n    fix: use a number from 1 to {flows}"
-        );
-    }
     if places.iter().all(|it| it.file.counts.frames == 0) {
         bail!("no frame could be read of {}", names(&places));
     }
-    let captured = places.iter().map(Place::report).collect();
-    let mut report = Report::new(captured, &analysis.monitor, first, options.flow);
-    report.unwatched_segments += analysis.unwatched;
+    let captured = places.iter().map(|it| captured(&it.file, name_of(it.side), &it.unread));
+    let mut report = analysis.report(captured.collect(), first, &options.show)?;
     report.vm_is_a_guess = options.vm.is_empty() && places.len() == 1;
     Ok(report)
 }
@@ -148,36 +133,36 @@ struct Place {
     file: Capture,
     /// A frame is at hand.
     has_frame: bool,
-    /// Frames whose headers could not be read, by [`DropReason`]; those that are not TCP's last.
-    unread: [u64; DropReason::ALL.len() + 1],
+    unread: Unread,
 }
 
-impl Place {
-    fn report(&self) -> Captured {
-        let counts = &self.file.counts;
-        let (not_tcp, unread) = self.unread.split_last().expect("one at least");
-        let unread =
-            DropReason::ALL.iter().map(|reason| reason.label()).zip(unread.iter().copied());
-        let (end, damaged_at) = match counts.end {
-            End::Whole => ("whole", None),
-            End::Cut => ("cut", None),
-            End::Damaged(at) => ("damaged", Some(at)),
-        };
-        let first = counts.first.unwrap_or(Instant::ZERO);
-        Captured {
-            file: self.file.path.display().to_string(),
-            side: name_of(self.side),
-            frames: counts.frames,
-            bytes: counts.bytes,
-            begins_s: report::seconds(first.since(Instant::ZERO)),
-            lasts_s: report::seconds(counts.last.since(first)),
-            not_tcp: *not_tcp,
-            unread: unread.filter(|(_, n)| *n > 0).collect(),
-            left_out: counts.unusable + counts.other_links,
-            backwards: counts.backwards,
-            end,
-            damaged_at,
-        }
+/// Frames whose headers could not be read, by [`DropReason`]; those that are not TCP's last.
+type Unread = [u64; DropReason::ALL.len() + 1];
+
+fn captured(file: &Capture, side: &'static str, unread: &Unread) -> Captured {
+    let counts = &file.counts;
+    let (not_tcp, unread) = unread.split_last().expect("one at least");
+    let unread = DropReason::ALL.iter().map(|reason| reason.label()).zip(unread.iter().copied());
+    let (end, damaged_at) = match counts.end {
+        End::Whole => ("whole", None),
+        End::Cut => ("cut", None),
+        End::Damaged(at) => ("damaged", Some(at)),
+    };
+    let first = counts.first.unwrap_or(Instant::ZERO);
+    Captured {
+        file: file.path.display().to_string(),
+        side,
+        frames: counts.frames,
+        bytes: counts.bytes,
+        begins_s: report::seconds(first.since(Instant::ZERO)),
+        lasts_s: report::seconds(counts.last.since(first)),
+        not_tcp: *not_tcp,
+        unread: unread.filter(|(_, n)| *n > 0).collect(),
+        left_out: counts.unusable + counts.other_links,
+        backwards: counts.backwards,
+        missed: counts.missed,
+        end,
+        damaged_at,
     }
 }
 
@@ -191,22 +176,55 @@ struct Analysis {
     unwatched: u64,
 }
 
+impl Show {
+    fn write(&self, json: bool, report: &Report) -> Result<()> {
+        if let Some(path) = &self.csv {
+            csv::write(path, report)?;
+        }
+        if let Some(path) = &self.svg {
+            plot::write(path, report)?;
+        }
+        print(json, report, |out| text::write(out, report))
+    }
+}
+
 impl Analysis {
-    /// Takes in the frame at hand.
-    fn handle(&mut self, place: &mut Place) {
-        let frame = &place.file.frame;
+    fn new(show: &Show, vm: Vec<IpAddr>) -> Self {
+        let round_trip = Duration::from_millis(show.round_trip);
+        let settings =
+            monitor::Settings { round_trip, burst_mbit_s: show.burst, ..Default::default() };
+        let (monitor, headers) = (Monitor::new(settings), Headers::default());
+        Self { monitor, headers, vm, ends: HashSet::new(), unwatched: 0 }
+    }
+
+    /// The findings. Errors: there is no such connection.
+    fn report(&self, captured: Vec<Captured>, first: Instant, show: &Show) -> Result<Report> {
+        let flows = self.monitor.flows().len();
+        if let Some(id) = show.flow {
+            ensure!(
+                (1..=flows).contains(&id),
+                "there is no connection {id}\n    fix: use a number from 1 to {flows}"
+            );
+        }
+        let mut report = Report::new(captured, &self.monitor, first, show.flow);
+        report.unwatched_segments += self.unwatched;
+        Ok(report)
+    }
+
+    /// Takes in a frame. `way`: its direction, if that is known.
+    fn handle(&mut self, frame: &Frame, side: Side, way: Option<Way>, unread: &mut Unread) {
         let packet = match self.headers.parse(&frame.head, frame.len) {
             Ok(packet) => packet,
             Err(reason) => {
-                place.unread[reason as usize] += 1;
+                unread[reason as usize] += 1;
                 return;
             }
         };
         if packet.tcp().is_none() {
-            place.unread[DropReason::ALL.len()] += 1;
+            unread[DropReason::ALL.len()] += 1;
         }
-        let Some(way) = self.way(place.side, &packet) else { return };
-        let (at, side, len) = (frame.at, place.side, u32::try_from(frame.len).unwrap_or(u32::MAX));
+        let Some(way) = way.or_else(|| self.way(side, &packet)) else { return };
+        let (at, len) = (frame.at, u32::try_from(frame.len).unwrap_or(u32::MAX));
         self.monitor.handle(&monitor::Frame { at, vm: 0, side, way, len, packet: &packet });
     }
 

@@ -1,6 +1,7 @@
 //! A connection to the daemon's control socket.
 
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::mpsc;
@@ -106,6 +107,12 @@ impl Client {
             Reply::Error { what, fix } => bail!("{what}\n    fix: {fix}"),
             reply => Ok(reply),
         }
+    }
+
+    /// The act by which a stream ends, as if the daemon had ended it.
+    pub(crate) fn hang_up(&self) -> Result<impl FnOnce() + Send + use<>> {
+        let stream = self.stream.get_ref().try_clone()?;
+        Ok(move || drop(stream.shutdown(Shutdown::Both)))
     }
 
     /// Sends a request whose answer is a stream, and returns the stream.

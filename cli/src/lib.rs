@@ -62,6 +62,9 @@ enum Command {
     Capture(capture::Options),
     /// Shows what hosts, VMs and the network did to the connections of captures. Needs no daemon.
     Analyze(analyze::Options),
+    /// Watches a VM for a while, and shows what the host, the VM and the network did to its
+    /// connections, as `analyze` does.
+    Monitor(analyze::live::Options),
     /// Shows how long the vCPUs of this host's VMs wait for a core, and what ack offload would gain
     /// by that. Needs no daemon.
     Advise(advise::Options),
@@ -216,6 +219,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             let stream = connect()?.stream(&Request::Trace { id: *id })?;
             copy(stream, io::stdout(), "the connection's VM")
         }
+        Command::Monitor(options) => analyze::live::monitor(connect()?, json, options),
         Command::Capture(options) => capture::capture(connect()?, &arguments.control, options),
         Command::Offload { switch, vm } => {
             done(&mut connect()?, &Request::Offload { vm: vm.clone(), on: switch.is_on() })

@@ -1,9 +1,16 @@
 //! `nightporter analyze` on captures that are written here, byte by byte.
 
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 
 use nightporter_check::wire::{Segment, TcpFlags, build};
+use nightporter_core::monitor::log::Log;
+use nightporter_core::monitor::{Side, Way};
+use nightporter_core::time::Instant;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 
 /// The first numbers of R and G: R's wraps after 1,000 bytes.
@@ -319,4 +326,63 @@ fn frames_of_others_than_the_vm_are_left_out() {
     let none = json(&[&net, "--vm", "192.0.2.77"]);
     assert_eq!(none["connections"], Value::Array(Vec::new()));
     assert!(text(&analyze(&[&net, "--vm", "192.0.2.77"])).contains("no connection"));
+}
+
+/// `nightporter monitor` of a daemon that says all of [`upload`], and then waits for its client's
+/// end, which `ends` brings about.
+fn monitored(name: &str, arguments: &[&str], ends: impl FnOnce(&Child)) -> Value {
+    let dir = Dir::new(name);
+    let control = dir.0.join("control");
+    let listener = UnixListener::bind(&control).unwrap();
+    let mut tool = Command::new(env!("CARGO_BIN_EXE_nightporter"));
+    tool.arg("--control").arg(&control).args(["--json", "monitor", "web1"]).args(arguments);
+    let tool = tool.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut client = BufReader::new(listener.accept().unwrap().0);
+    let mut request = String::new();
+    client.read_line(&mut request).unwrap();
+    assert_eq!(request, "{\"cmd\":\"monitor\",\"vm\":\"web1\"}\n");
+    let mut log = Log::new(BEGIN);
+    let [net, guest] = upload();
+    let sides = [(Side::Net, net), (Side::Guest, guest)];
+    let mut frames: Vec<_> = sides
+        .into_iter()
+        .flat_map(|(side, frames)| frames.into_iter().map(move |(at, frame)| (at, side, frame)))
+        .collect();
+    frames.sort_by_key(|(at, ..)| *at);
+    for (at, side, frame) in frames {
+        let is_of_r = frame[34..36] == 4000_u16.to_be_bytes();
+        let way = if is_of_r { Way::ToGuest } else { Way::FromGuest };
+        log.push(Instant::from_nanos(at), (side, way), &[&frame]);
+    }
+    client.get_mut().write_all(&[&b"{\"stream\":{}}\n"[..], &log.take()].concat()).unwrap();
+    ends(&tool);
+    // It hangs up, although its daemon would have more.
+    assert_eq!(client.read_line(&mut request).unwrap(), 0);
+    let output = tool.wait_with_output().unwrap();
+    serde_json::from_str(&text(&output)).unwrap()
+}
+
+#[test]
+fn a_monitor_shows_what_two_captures_do() {
+    let dir = Dir::new("live");
+    let [net, guest] = upload().map(|frames| pcap(&frames, 1, u32::to_le_bytes, 1));
+    let files = [dir.write("net", &net), dir.write("guest", &guest)];
+    let captured = json(&[&files[0], &files[1]]);
+    for live in [
+        monitored("for", &["--for", "300ms"], |_| {}),
+        monitored("signal", &[], |tool| {
+            let pid = Pid::from_raw(tool.id().cast_signed());
+            kill(pid, Signal::SIGINT).unwrap();
+        }),
+    ] {
+        for part in ["connections", "all", "traffic"] {
+            assert_eq!(live[part], captured[part], "{part}");
+        }
+        let it = &live["captures"][0];
+        assert_eq!(
+            (&it["file"], &it["side"], &it["frames"]),
+            (&"web1".into(), &"both".into(), &14.into())
+        );
+        assert_eq!((&it["end"], &it["missed"]), (&"whole".into(), &0.into()));
+    }
 }

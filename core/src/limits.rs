@@ -226,8 +226,9 @@ pub const MONITOR_FLOWS_MAX: usize = 4096;
 pub const MONITOR_FLOW_BYTES: usize = 38 * 1024;
 /// VMs that a monitor knows: as many as the ports of a large host, 256 bytes each.
 pub const MONITOR_VMS_MAX: usize = 1024;
-/// Frames whose headers wait for the monitor: 144 bytes each are 2.3 MB, and 16 ms at 1 Mpps.
-pub const MONITOR_LOG_FRAMES: usize = 16_384;
+/// Bytes of frames' headers that wait for a monitor: 168 for each frame are 12,483 frames, and 12
+/// ms at 1 Mpps.
+pub const MONITOR_LOG_BYTES: usize = 2 << 20;
 
 // --- What one flow costs -----------------------------------------------------------------------
 

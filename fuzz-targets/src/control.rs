@@ -67,6 +67,7 @@ enum Line {
     Flow(u8),
     Trace(u8),
     Capture(Name),
+    Monitor(Name),
     Offload(Name, bool),
     CongestionOffload(Name, bool),
     RateLimit(Name, bool, Option<u32>),
@@ -116,6 +117,7 @@ impl Line {
             Self::Capture(port) => {
                 Request::Capture { port: port.text(), snap_bytes: None, only: Only::default() }
             }
+            Self::Monitor(vm) => Request::Monitor { vm: vm.text() },
             Self::Offload(vm, on) => Request::Offload { vm: vm.text(), on: *on },
             Self::CongestionOffload(vm, on) => {
                 Request::CongestionOffload { vm: vm.text(), on: *on }
@@ -339,6 +341,10 @@ impl Host {
             Request::Capture { port, .. } => match reply {
                 Reply::Stream {} => PORTS.contains(&port.as_str()),
                 _ => is_error && !PORTS.contains(&port.as_str()),
+            },
+            Request::Monitor { vm } => match reply {
+                Reply::Stream {} => vm == VM,
+                _ => is_error && vm != VM,
             },
             Request::Change { .. } => is_error, // this worker has no file to go by
             Request::RateLimit { vm, mbit_s, .. } => {

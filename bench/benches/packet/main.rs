@@ -46,6 +46,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::{env, fs};
 
+use nightporter_core::monitor::log::Log;
+use nightporter_core::monitor::{Side, Way};
+use nightporter_core::time::Instant;
 use serde_json::{Value, json};
 use world::{Frame, Kind, Outcome, World};
 
@@ -89,6 +92,24 @@ struct Row {
 #[inline(never)]
 fn counted(world: &mut World) -> Outcome {
     black_box(black_box(world).turn())
+}
+
+/// A frame passes while its VM is monitored. Found by its name, too.
+#[inline(never)]
+fn counted_log(log: &mut Log, frame: &[u8]) {
+    black_box(log).push(Instant::ZERO, (Side::Net, Way::ToGuest), &[black_box(frame)]);
+}
+
+/// The monitor's row.
+fn run_log(payload: usize, turns: usize) {
+    let mut log = Log::new(0);
+    let frame = vec![0; payload + 66];
+    for turn in 0..turns {
+        counted_log(&mut log, &frame);
+        if turn % BATCH == 0 {
+            drop(log.take());
+        }
+    }
 }
 
 /// The result, and its time in nanoseconds.
@@ -289,6 +310,7 @@ fn drive() -> Result<(), Error> {
     for (row, count) in flood {
         println!("{row:<10} {count:>7.0}");
     }
+    println!("{:<10} {:>7.0}", "monitor", instructions(&dir, "monitor")?.turn);
     println!("\npath           flows      ns   (per packet, in turns of {BATCH})");
     let mut times = Vec::new();
     for path in PATHS {
@@ -336,6 +358,11 @@ fn main() -> Result<(), Error> {
             if FLOOD_PATHS.iter().chain(&TSO_PATHS).any(|known| known == path) =>
         {
             run_flood(path, payload.parse()?, turns.parse()?);
+            println!("{}", json!({}));
+            Ok(())
+        }
+        [path, _, payload, _, turns] if path == "monitor" => {
+            run_log(payload.parse()?, turns.parse()?);
             println!("{}", json!({}));
             Ok(())
         }

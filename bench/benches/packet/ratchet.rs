@@ -27,6 +27,7 @@ pub(crate) fn check(dir: &Path) -> Result<(), Error> {
         let now = match row {
             "early-ack" => early_ack.engine,
             "turn" => early_ack.turn,
+            "monitor" => instructions(dir, "monitor")?.turn,
             _ if let Some((_, count)) = of_flood => *count,
             path => instructions(dir, path)?.engine,
         };

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use nightporter_core::time::{Duration, Instant};
 use pcap_parser::traits::PcapReaderIterator;
-use pcap_parser::{Block, PcapBlockOwned, PcapError, create_reader};
+use pcap_parser::{Block, OptionCode, PcapBlockOwned, PcapError, PcapNGOption, create_reader};
 
 /// Bytes of a frame that are kept: more than all headers that the monitor reads.
 const HEAD: usize = 512;
@@ -40,6 +40,10 @@ pub(super) struct Frame {
     pub(super) len: usize,
     /// The first of them, Ethernet header included.
     pub(super) head: Vec<u8>,
+    /// Of pcapng: the number of its interface, and whether it came in there or left, if that is
+    /// known.
+    pub(super) interface: usize,
+    pub(super) is_inbound: Option<bool>,
 }
 
 /// Counts of a file's frames.
@@ -55,6 +59,8 @@ pub(super) struct Counts {
     pub(super) unusable: u64,
     /// Packets of a link that is none of [`Link`]: they are left out.
     pub(super) other_links: u64,
+    /// Frames that the capture has missed, by its own last word.
+    pub(super) missed: u64,
     pub(super) end: End,
 }
 
@@ -179,6 +185,14 @@ impl Capture {
             let file = File::open(path);
             Box::new(file.with_context(|| format!("cannot read {}", path.display()))?)
         };
+        Self::of(path, input)
+    }
+
+    /// Reads `input`, which is called `path`.
+    ///
+    /// # Errors
+    /// As above.
+    pub(super) fn of(path: &Path, input: Box<dyn Read + Send>) -> Result<Self> {
         let reader = match create_reader(BUFFER, Full(input)) {
             Ok(reader) => reader,
             Err(PcapError::ReadError) => bail!("cannot read {}", path.display()),
@@ -247,6 +261,7 @@ impl Capture {
             Packet::None => return BlockKind::Other,
             Packet::Unusable => counts.unusable += 1,
             Packet::OtherLink => counts.other_links += 1,
+            Packet::Missed(frames) => counts.missed = frames,
             Packet::Taken => {
                 let at = &mut self.frame.at;
                 counts.backwards += u64::from(*at < counts.last);
@@ -271,6 +286,8 @@ enum Packet {
     Taken,
     Unusable,
     OtherLink,
+    /// So many have been missed so far.
+    Missed(u64),
 }
 
 /// Takes a block: describes an interface, or fills the frame.
@@ -304,6 +321,8 @@ fn take(block: &PcapBlockOwned<'_>, interfaces: &mut Vec<Interface>, frame: &mut
         PcapBlockOwned::NG(Block::EnhancedPacket(it)) => {
             let time = u64::from(it.ts_high) << 32 | u64::from(it.ts_low);
             let interface = usize::try_from(it.if_id).ok().and_then(|id| interfaces.get(id));
+            frame.interface = it.if_id as usize;
+            frame.is_inbound = is_inbound(&it.options);
             let captured = it.caplen as usize;
             let data = it.data.get(..captured).unwrap_or(it.data);
             fill(interface, Some(time), data, it.origlen, frame)
@@ -311,7 +330,21 @@ fn take(block: &PcapBlockOwned<'_>, interfaces: &mut Vec<Interface>, frame: &mut
         PcapBlockOwned::NG(Block::SimplePacket(it)) => {
             fill(interfaces.first(), None, it.data, it.origlen, frame)
         }
+        PcapBlockOwned::NG(Block::InterfaceStatistics(it)) => match it.isb_ifdrop() {
+            Some(Ok(frames)) => Packet::Missed(frames),
+            _ => Packet::None,
+        },
         PcapBlockOwned::NG(_) => Packet::None,
+    }
+}
+
+/// The direction of `epb_flags`, in this machine's byte order.
+fn is_inbound(options: &[PcapNGOption<'_>]) -> Option<bool> {
+    let flags = options.iter().find(|option| option.code == OptionCode(2))?;
+    match u32::from_ne_bytes(*flags.value.first_chunk()?) & 3 {
+        1 => Some(true),
+        2 => Some(false),
+        _ => None,
     }
 }
 

@@ -13,6 +13,8 @@ use serde::Serialize;
 
 /// Both sides, the network's first.
 pub(super) const SIDES: [Side; 2] = [Side::Net, Side::Guest];
+/// Of a capture with both of them.
+pub(super) const BOTH: &str = "both";
 /// Both directions.
 pub(super) const WAYS: [Way; 2] = [Way::ToGuest, Way::FromGuest];
 
@@ -50,6 +52,8 @@ pub(super) struct Captured {
     pub(super) left_out: u64,
     /// Frames that are earlier than the one before.
     pub(super) backwards: u64,
+    /// Frames that the capture has missed, as far as it says.
+    pub(super) missed: u64,
     /// `whole`, `cut` (in the middle of a frame) or `damaged`.
     pub(super) end: &'static str,
     /// The byte from which on no frame was found.

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use nightporter_core::monitor::Way;
 
 use super::report::{
-    Captured, Connection, DirectionReport, HostDelays, Report, SIDES, Streams, Times, WAYS,
+    BOTH, Captured, Connection, DirectionReport, HostDelays, Report, SIDES, Streams, Times, WAYS,
     name_of_way,
 };
 use crate::show::{bytes, table};
@@ -49,7 +49,8 @@ pub(super) fn write(out: &mut dyn Write, report: &Report) -> io::Result<()> {
 fn captured(out: &mut dyn Write, it: &Captured) -> io::Result<()> {
     let Captured { file, side, frames, lasts_s, .. } = it;
     let size = bytes(it.bytes);
-    writeln!(out, "{file}, {side}'s side: {frames} frames, {size} bytes in {lasts_s:.3} s")?;
+    let sides = if *side == BOTH { "both sides".into() } else { format!("{side}'s side") };
+    writeln!(out, "{file}, {sides}: {frames} frames, {size} bytes in {lasts_s:.3} s")?;
     let mut rest: Vec<_> = it.unread.iter().map(|(why, n)| format!("{n} {why}")).collect();
     for (n, what) in [
         (it.not_tcp, "not TCP"),
@@ -60,6 +61,9 @@ fn captured(out: &mut dyn Write, it: &Captured) -> io::Result<()> {
     }
     if !rest.is_empty() {
         writeln!(out, "  of them {}", rest.join(", "))?;
+    }
+    if it.missed > 0 {
+        writeln!(out, "  {} more were missed: the reader was too slow", it.missed)?;
     }
     match it.damaged_at {
         Some(at) => writeln!(out, "  damaged: no frame was found from byte {at} on"),

@@ -30,6 +30,12 @@ fn file_header() -> Vec<u8> {
     h
 }
 
+/// Wall-clock nanoseconds at instant zero, if the wall clock says that it is `now`.
+pub(super) fn epoch_ns(now: Instant) -> u64 {
+    let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(wall.as_nanos()).unwrap_or(u64::MAX).saturating_sub(now.as_nanos())
+}
+
 /// The frames that a client wants, and how much of each.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Taking {
@@ -80,10 +86,7 @@ impl Capture {
     /// Starts at `now`, which is the wall clock's now.
     #[must_use]
     pub(super) fn new(now: Instant, taking: Taking) -> Self {
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let wall_ns = u64::try_from(wall.as_nanos()).unwrap_or(u64::MAX);
-        let epoch_ns = wall_ns.saturating_sub(now.as_nanos());
-        Self { epoch_ns, taking, buffer: file_header(), missed: 0 }
+        Self { epoch_ns: epoch_ns(now), taking, buffer: file_header(), missed: 0 }
     }
 
     /// Starts one that gives a moment the same time as `other` does, so that captures of two ports

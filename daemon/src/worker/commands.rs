@@ -68,6 +68,13 @@ impl Executor {
                     Reply::Stream {}
                 }
             },
+            Request::Monitor { vm } => match path.find_vm(&vm) {
+                Err(reply) => reply,
+                Ok(port) => {
+                    path.ports.watchers.add_monitor(now, client, port);
+                    Reply::Stream {}
+                }
+            },
             Request::Offload { vm, on } => path.with_vm(&vm, |engine, id| {
                 tracing::info!(vm, on, "ack offload");
                 engine.set_offload(now, id, on);

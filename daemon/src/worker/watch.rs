@@ -1,9 +1,9 @@
-//! Watchers of frames as they cross ports: captures of a port, and traces of one flow.
+//! Watchers of frames as they cross ports: captures of a port, traces of one flow, and monitors of
+//! a VM (`core::monitor::log`).
 //!
-//! This is the seam at which the monitor is to fill its log (`core::monitor::log`), too. A watcher
-//! gets each frame as a [`Crossing`], which is read once for all of them. Without watchers, a frame
-//! costs one comparison. Both write into bounded buffers, of which control gets a piece when it has
-//! room; a slow reader misses frames and delays nothing.
+//! A watcher gets each frame as a [`Crossing`], which is read once for all of them. Without
+//! watchers, a frame costs one comparison. All write into bounded buffers, of which control gets a
+//! piece when it has room; a slow reader misses frames and delays nothing.
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
@@ -12,6 +12,8 @@ use std::fmt::Write as _;
 use nightporter_core::engine::Engine;
 use nightporter_core::flow::key::FlowKey;
 use nightporter_core::flow::table::FlowId;
+use nightporter_core::monitor::log::Log;
+use nightporter_core::monitor::{Side, Way};
 use nightporter_core::port::PortId;
 use nightporter_core::tcp::flow::{Flow, State, Why};
 use nightporter_core::time::Instant;
@@ -19,7 +21,7 @@ use nightporter_core::trace::SegmentLine;
 use nightporter_core::wire::packet::Packet;
 use nightporter_core::wire::seq::Seq;
 
-use super::capture::{Capture, Taking};
+use super::capture::{Capture, Taking, epoch_ns};
 use super::orders::Client;
 
 /// Bytes of trace that may wait for a slow reader; then lines are missed, and counted.
@@ -83,6 +85,7 @@ struct Watcher {
 enum What {
     Port(PortId, Capture),
     Flow(Box<Trace>),
+    Vm(Monitored),
 }
 
 /// All watchers.
@@ -92,17 +95,14 @@ pub(super) struct Watchers {
 }
 
 impl Watchers {
-    /// How many capture port `at`, and how many frames they missed.
+    /// How many capture or monitor port `at`, and how many frames they missed.
     pub(super) fn captures(&self, at: PortId) -> (u32, u64) {
-        let mut sum = (0, 0);
-        for watcher in &self.list {
-            if let What::Port(s, capture) = &watcher.what
-                && *s == at
-            {
-                sum = (sum.0 + 1, sum.1 + capture.missed);
-            }
-        }
-        sum
+        let missed = self.list.iter().filter_map(|watcher| match &watcher.what {
+            What::Port(port, capture) if *port == at => Some(capture.missed),
+            What::Vm(vm) if vm.port == at => Some(vm.log.missed()),
+            _ => None,
+        });
+        missed.fold((0, 0), |(n, sum), missed| (n + 1, sum + missed))
     }
 
     /// A frame, given in pieces, crosses port `at`.
@@ -120,6 +120,7 @@ impl Watchers {
                 What::Port(at, capture) if *at == crossing.at => capture.record(crossing),
                 What::Port(..) => {}
                 What::Flow(trace) => trace.see(crossing),
+                What::Vm(vm) => vm.see(crossing),
             }
         }
     }
@@ -138,7 +139,7 @@ impl Watchers {
     pub(super) fn add_capture(&mut self, now: Instant, client: Client, at: PortId, taking: Taking) {
         let running = self.list.iter().find_map(|watcher| match &watcher.what {
             What::Port(_, capture) => Some(capture),
-            What::Flow(_) => None,
+            What::Flow(_) | What::Vm(_) => None,
         });
         let capture = match running {
             Some(running) => Capture::beside(running, taking),
@@ -157,6 +158,11 @@ impl Watchers {
         self.list.push(Watcher { client, has_room: false, what: What::Flow(Box::new(trace)) });
     }
 
+    pub(super) fn add_monitor(&mut self, now: Instant, client: Client, port: PortId) {
+        let vm = Monitored { port, mac: None, log: Log::new(epoch_ns(now)) };
+        self.list.push(Watcher { client, has_room: false, what: What::Vm(vm) });
+    }
+
     /// The client has room for a piece.
     pub(super) fn give_room(&mut self, client: Client) {
         let watchers = self.list.iter_mut().filter(|watcher| watcher.client == client);
@@ -173,6 +179,7 @@ impl Watchers {
         let is_of = |what: &What| match what {
             What::Port(port, _) => *port == at,
             What::Flow(trace) => trace.key.port == at.0,
+            What::Vm(vm) => vm.port == at,
         };
         let gone = self.list.extract_if(.., |watcher| is_of(&watcher.what));
         gone.map(|watcher| watcher.client).collect()
@@ -184,12 +191,46 @@ impl Watchers {
             let bytes = match &mut watcher.what {
                 What::Port(_, capture) => capture.take(),
                 What::Flow(trace) => trace.take(),
+                What::Vm(vm) => vm.log.take(),
             };
             if !bytes.is_empty() {
                 watcher.has_room = false;
                 sink(watcher.client, bytes);
             }
         }
+    }
+}
+
+/// A VM whose frames are monitored at its port, and at all others.
+#[derive(Debug)]
+struct Monitored {
+    port: PortId,
+    /// The source of its last frame: elsewhere its frames are told by it. The host's own for it
+    /// have it, too.
+    mac: Option<[u8; 6]>,
+    log: Log,
+}
+
+impl Monitored {
+    fn see(&mut self, crossing: &Crossing<'_>) {
+        // Headers are in the first piece.
+        let Some(&[d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5]) =
+            crossing.parts.first().and_then(|part| part.first_chunk())
+        else {
+            return;
+        };
+        let (to, from) = (Some([d0, d1, d2, d3, d4, d5]), Some([s0, s1, s2, s3, s4, s5]));
+        let place = match (crossing.at == self.port, crossing.way) {
+            (true, Direction::FromPort) => {
+                self.mac = from;
+                (Side::Guest, Way::FromGuest)
+            }
+            (true, Direction::ToPort) => (Side::Guest, Way::ToGuest),
+            (false, Direction::FromPort) if to == self.mac => (Side::Net, Way::ToGuest),
+            (false, Direction::ToPort) if from == self.mac => (Side::Net, Way::FromGuest),
+            (false, _) => return,
+        };
+        self.log.push(crossing.now, place, crossing.parts);
     }
 }
 

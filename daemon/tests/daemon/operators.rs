@@ -6,6 +6,8 @@ use std::os::unix::net::UnixStream;
 
 use nightporter_api::{Reply, Request};
 use pcap_file::pcap::PcapReader;
+use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption;
+use pcap_file::pcapng::{Block, PcapNgReader};
 
 use crate::guest::{Guest, PLAIN};
 use crate::host::{Dir, Host, LIMIT};
@@ -132,6 +134,44 @@ fn a_capture_is_a_pcap_stream_of_what_crosses_the_port() {
     let packet = pcap.next_packet().unwrap().unwrap();
     assert_eq!(&packet.data[..], frame);
     drop(pcap);
+    host.until("web1", |p| p.captures == 0);
+}
+
+#[test]
+fn a_monitor_is_told_of_a_vms_frames_at_both_sides_of_its_port() {
+    let (dir, host, _) = host();
+    let [mut web1, mut web2] = ["web1", "web2"].map(|vm| Guest::boot(&dir.join(vm), PLAIN));
+    let mut stream = BufReader::new(host.connect());
+    stream.get_mut().write_all(b"{\"cmd\":\"monitor\",\"vm\":\"web1\"}\n").unwrap();
+    assert_eq!(line(&mut stream), "{\"stream\":{}}\n");
+    assert_eq!(host.port("web1").captures, 1);
+    let frame = |to: [u8; 6], from, len| {
+        let mut frame = [&to[..], &[2, 0, 0, 0, 0, from], &[0x88, 0xb5]].concat();
+        frame.resize(len, from);
+        frame
+    };
+    let (of_web1, of_web2) = (frame([0xff; 6], 1, 1000), frame([2, 0, 0, 0, 0, 1], 2, 60));
+    web1.offer(1);
+    web2.offer(1);
+    web1.send_plain(&of_web1);
+    assert_eq!(web2.receive(1), std::slice::from_ref(&of_web1));
+    web2.send_plain(&of_web2);
+    assert_eq!(web1.receive(1), std::slice::from_ref(&of_web2));
+    let mut reader = PcapNgReader::new(stream).unwrap();
+    // The network's side is interface 0, and inbound is 1.
+    for (interface, flags, frame) in
+        [(1, 1, &of_web1), (0, 2, &of_web1), (0, 1, &of_web2), (1, 2, &of_web2)]
+    {
+        let it = loop {
+            if let Block::EnhancedPacket(it) = reader.next_block().unwrap().unwrap() {
+                break it.into_owned();
+            }
+        };
+        assert_eq!(it.options, [EnhancedPacketOption::Flags(flags)], "{it:?}");
+        assert_eq!((it.interface_id, it.original_len as usize), (interface, frame.len()));
+        assert_eq!(&it.data[..], &frame[..frame.len().min(122)]);
+    }
+    drop(reader);
     host.until("web1", |p| p.captures == 0);
 }
 
