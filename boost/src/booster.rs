@@ -69,6 +69,7 @@ pub fn run(socket: &Path, journal: &Path) -> Result<()> {
         vms: BTreeMap::new(),
         judged_at: None,
         sample_at: 0,
+        alone_at: 0,
         told_at: 0,
     };
     let result = booster.run();
@@ -112,6 +113,8 @@ struct Booster {
     judged_at: Option<u64>,
     /// The next sample.
     sample_at: u64,
+    /// The next look at those who wait because nobody else wants their cores.
+    alone_at: u64,
     told_at: u64,
 }
 
@@ -243,7 +246,8 @@ impl Booster {
     fn ask(&mut self, now: u64, number: u16, wish: Wish) {
         let Some(vm) = self.vms.get_mut(&number) else { return };
         if vm.boost.is_none() {
-            let waiting = vm.waits.get_or_insert(Waiting { wish, since: now, counted: false });
+            let waiting =
+                vm.waits.get_or_insert(Waiting { wish, since: now, counted: false, alone: false });
             waiting.wish = wish;
             self.serve(now);
             return;
@@ -262,7 +266,13 @@ impl Booster {
         let mut waits: Vec<_> =
             waits.map(|(number, vm, it)| (vm.lag.excess_ns(), it.since, number, it)).collect();
         waits.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        let (looks, mut looked) = (now >= self.alone_at, false);
+        let begun = self.now();
         for (_, _, number, it) in waits {
+            if it.alone && !looks {
+                continue;
+            }
+            looked |= it.alone;
             let allowance = self.allowance(now, number, it.wish);
             let Some(vm) = self.vms.get_mut(&number) else { continue };
             vm.waits = None;
@@ -280,6 +290,10 @@ impl Booster {
                     }
                 }
             }
+        }
+        if looked {
+            let cost = self.now().saturating_sub(begun);
+            self.alone_at = now + nanos(LOOK).max(cost * SAMPLES_PART);
         }
     }
 
@@ -306,7 +320,7 @@ impl Booster {
         let alone = self.is_alone(number);
         let Some(vm) = self.vms.get_mut(&number) else { return };
         if alone {
-            vm.waits = Some(it);
+            vm.waits = Some(Waiting { alone: true, ..it });
             return;
         }
         match vm.begin(now, &mut self.journal, it.wish, allowed) {
@@ -400,7 +414,7 @@ impl Booster {
         self.sample(Some(number));
         let Some(vm) = self.vms.get_mut(&number) else { return };
         if let Some(boost) = vm.boost.filter(|_| ended == Ended::Neighbours) {
-            vm.waits = Some(Waiting { wish: boost.wish, since: now, counted: true });
+            vm.waits = Some(Waiting { wish: boost.wish, since: now, counted: true, alone: false });
         }
         let used = match vm.end(now, &mut self.journal, ended) {
             Ok(used) => used,

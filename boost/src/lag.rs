@@ -89,8 +89,9 @@ pub(crate) struct Lag {
     competitors: f64,
     /// CPU time that it had, and its share, while nobody was boosted.
     calm: [f64; 2],
-    /// How long it waited meanwhile.
-    calm_waited: f64,
+    /// CPU time that it had, and how long it waited for its cores, while it was neither boosted nor
+    /// paid: its neighbours may have been.
+    unaided: [f64; 2],
     /// The last moment at which somebody on its cores was favoured or paid, and at which it did.
     busy_at: u64,
     own_at: Option<u64>,
@@ -128,8 +129,11 @@ impl Lag {
         if at >= self.busy_at + SETTLED_NS {
             let old = (1.0 - span / CALM_NS).max(0.0);
             self.calm = [self.calm[0] * old + had, self.calm[1] * old + awake];
+        }
+        if mode == Mode::Normal && self.own_at.is_none_or(|own| at >= own + SETTLED_NS) {
+            let old = (1.0 - span / CALM_NS).max(0.0);
             let waited = ns(turns.waited_ns.saturating_sub(before.waited_ns));
-            self.calm_waited = self.calm_waited * old + waited;
+            self.unaided = [self.unaided[0] * old + had, self.unaided[1] * old + waited];
         }
         if self.is_active(at) {
             let part = self.part();
@@ -147,6 +151,7 @@ impl Lag {
     pub(crate) fn rebase(&mut self, begun_ns: u64, ended_ns: u64) {
         if let Some((_, turns, _)) = &mut self.last {
             turns.ran_ns = (turns.ran_ns + begun_ns).saturating_sub(ended_ns);
+            turns.waited_ns = u64::MAX; // until the next sample no wait counts
         }
     }
 
@@ -208,11 +213,12 @@ impl Lag {
         (self.competitors / self.part()).max(1.0)
     }
 
-    /// While nobody was boosted it waited for its cores at most [`WAIT_PART`] of what it had of
+    /// While it was not boosted it waited for its cores at most [`WAIT_PART`] of what it had of
     /// them, whoever had them meanwhile. That is believed at first.
     #[must_use]
     pub(crate) fn hardly_waits(&self) -> bool {
-        self.calm_waited <= WAIT_PART * (self.calm[0] + CALM_FIRST_NS)
+        let [had, waited] = self.unaided;
+        waited <= WAIT_PART * (had + CALM_FIRST_NS)
     }
 
     /// The part of its share that it has.

@@ -185,13 +185,16 @@ impl<K: Ord + Clone, Out, In> MailEnd<K, Out, In> {
         self.bell.clone()
     }
 
-    /// Hands over the words that waited for room, and takes the next word.
+    /// Takes the next word, and hands over the words that waited for room.
     ///
     /// # Errors
     /// The other end is gone.
     pub fn take(&mut self) -> Result<Option<In>, Gone> {
+        // In this order: one bell says that there are words and that there is room, and looking for
+        // words silences it.
+        let word = self.inbox.take();
         self.flush();
-        self.inbox.take()
+        word
     }
 
     /// As [`Outbox::flush`]; [`Self::take`] does it, too.
@@ -218,6 +221,8 @@ impl<K: Ord + Clone, Out, In> MailEnd<K, Out, In> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
     use super::*;
 
     #[test]
@@ -235,6 +240,36 @@ mod tests {
             outbox.flush();
         }
         assert_eq!(known, vec![3; keys]);
+    }
+
+    #[test]
+    fn no_word_is_left_behind_when_both_ends_sleep_until_their_bells_ring() {
+        const WORDS: usize = 20_000;
+        for round in 0..20 {
+            let (mut one, mut other) = both_ends::<usize, usize, (), ()>().unwrap();
+            let rings = move |fd: BorrowedFd<'_>| {
+                let mut bell = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+                let limit = Timespec { tv_sec: 10, tv_nsec: 0 };
+                assert_eq!(
+                    poll(&mut bell, Some(&limit)),
+                    Ok(1),
+                    "round {round}: it sleeps for ever"
+                );
+            };
+            let reader = std::thread::spawn(move || {
+                let mut seen = 0;
+                while seen < WORDS {
+                    rings(other.fd());
+                    seen += std::iter::from_fn(|| other.take().unwrap()).take(64).count();
+                }
+            });
+            (0..WORDS).for_each(|word| one.post(word, word));
+            while one.waiting() > 0 {
+                rings(one.fd());
+                assert_ne!(one.take(), Ok(Some(())));
+            }
+            reader.join().unwrap();
+        }
     }
 
     #[test]

@@ -161,10 +161,12 @@ impl Registry for Etcd {
     }
 
     fn poll(&mut self) -> Option<News> {
+        // Then the wishes: one bell says that there are news and that there is room for wishes.
+        let news = self.news.take();
         if let Some(wishes) = &mut self.wishes {
             wishes.flush();
         }
-        match self.news.take() {
+        match news {
             Ok(news) => news,
             Err(Gone) if std::mem::replace(&mut self.is_gone, true) => None,
             Err(Gone) => Some(News::Link(Err("its thread has ended: report this".into()))),
