@@ -369,8 +369,10 @@ impl<'m> Side<'m> {
                         continue;
                     };
                     self.said.push(text(&made));
-                    let payload: usize = made.parts()[1..].iter().map(|part| part.len()).sum();
-                    let tcp = &made.parts()[0][tcp_at..];
+                    // It may be in one piece.
+                    let frame = made.parts().concat();
+                    let tcp = &frame[tcp_at..];
+                    let payload = tcp.len() - usize::from(tcp[12] >> 4) * 4;
                     let seq = u32::from_be_bytes(tcp[4..8].try_into().unwrap());
                     let end = seq.wrapping_sub(FIRST[1]).wrapping_add(small(payload));
                     self.left = self.left.max(if end < 1 << 31 { end } else { 0 });
@@ -406,8 +408,11 @@ impl<'m> Side<'m> {
 
     fn pass(&mut self, span: Duration) {
         self.now = self.now + span;
-        self.engine.handle_timeout(self.now);
-        self.transmits();
+        // After days there is more to do than one call does (LIFE-11).
+        while self.engine.poll_timeout().is_some_and(|at| at <= self.now) {
+            self.engine.handle_timeout(self.now);
+            self.transmits();
+        }
     }
 
     /// All there is to see of it.

@@ -31,12 +31,19 @@ fn parts((_, key, flow): (FlowId, &crate::flow::key::FlowKey, &Flow)) -> String 
         timers,
         owing,
     } = flow;
-    let receiver = format!("{receiver:#?}");
-    let receiver = receiver.lines().filter(|line| !line.contains("RecordId")).collect::<Vec<_>>();
-    format!(
-        "{key} {standing:#?} {options:#?} {receiver:#?} {sender:#?} {outbound:#?} {losses:#?} \
-         {timestamps:#?} {template:#?} {timers:#?} {owing}"
-    )
+    let text = format!(
+        "{key} {standing:?} {options:?} {receiver:?} {sender:?} {outbound:?} {losses:?} \
+         {timestamps:?} {template:?} {timers:?} {owing}"
+    );
+    // Without the number that is in each of these places.
+    let pieces = text.split_inclusive(['(', ')']).scan(false, |is_place, piece| {
+        let skips = std::mem::replace(
+            is_place,
+            ["PageId(", "RecordId("].iter().any(|it| piece.ends_with(it)),
+        );
+        Some(if skips { ")\n" } else { piece })
+    });
+    pieces.collect()
 }
 
 /// All that is to be seen of an engine whose clock is that of the other.
