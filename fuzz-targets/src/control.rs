@@ -42,6 +42,8 @@ const TURNS: usize = 16;
 /// Looks after which everything that was sent has been read and answered.
 const LOOKS: usize = 4;
 const FLOWS: u16 = 3;
+/// No machine is as slow as that.
+const ANSWER_MAX: std::time::Duration = std::time::Duration::from_secs(30);
 const VM: &str = "vm";
 /// In this order.
 const PORTS: [&str; 3] = ["uplink", "wire", VM];
@@ -468,21 +470,35 @@ impl Client {
         self.over = true;
     }
 
-    /// Every request has its answer by now.
-    fn listens(&mut self, host: &mut Host) {
+    /// Reads all that there is; whether nothing more can come.
+    fn hears(&mut self) -> bool {
         let mut chunk = [0; 1 << 16];
-        let mut at_end = false;
         loop {
             match self.stream.read(&mut chunk) {
-                Ok(0) => at_end = true,
-                Ok(n) => {
-                    self.heard.extend(&chunk[..n]);
-                    continue;
-                }
-                Err(_) => {}
+                Ok(0) => return true,
+                Ok(n) => self.heard.extend(&chunk[..n]),
+                Err(_) => return false,
             }
-            break;
         }
+    }
+
+    /// The end of the next answer. A status waits for the sockets' worker, a thread of its own, and
+    /// other requests wait behind it.
+    fn next_answer(&mut self, host: &mut Host) -> usize {
+        let begun = std::time::Instant::now();
+        loop {
+            if let Some(end) = self.heard.iter().position(|b| *b == b'\n') {
+                return end;
+            }
+            assert!(begun.elapsed() < ANSWER_MAX, "no answer within {ANSWER_MAX:?}");
+            host.looks();
+            self.hears();
+        }
+    }
+
+    /// Every request has its answer by now.
+    fn listens(&mut self, host: &mut Host) {
+        let at_end = self.hears();
         let wants_more = !self.over;
         while !self.streaming && !self.said.is_empty() {
             let whole = self.said.iter().position(|b| *b == b'\n').map(|at| at + 1);
@@ -491,7 +507,7 @@ impl Client {
             if len.is_none() && !too_long {
                 break;
             }
-            let end = self.heard.iter().position(|b| *b == b'\n').expect("an answer");
+            let end = self.next_answer(host);
             let line: Vec<u8> = self.heard.drain(..=end).collect();
             let reply: Reply = serde_json::from_slice(&line).expect("an answer that can be read");
             if let Some(len) = len {
@@ -514,10 +530,8 @@ impl Client {
 
     fn asks_status(&mut self, host: &mut Host) -> Status {
         self.sends(&Line::Status.bytes());
-        host.looks();
-        let mut line = vec![0; 1 << 16];
-        let len = self.stream.read(&mut line).expect("an answer");
-        match serde_json::from_slice(&line[..len]) {
+        let end = self.next_answer(host);
+        match serde_json::from_slice(&self.heard.drain(..=end).collect::<Vec<u8>>()) {
             Ok(Reply::Status(status)) => status,
             other => panic!("{other:?} to a question for the status"),
         }

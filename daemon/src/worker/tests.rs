@@ -284,7 +284,7 @@ fn a_scrape_costs_the_worker_a_status_and_another_request_nothing() {
         w.worker.turn_at_once().unwrap();
     }
     let said = String::from_utf8(said).unwrap();
-    assert!(said.contains("nightporter_link_up{port=\"port0\"} 1"), "{said}");
+    assert!(said.contains("nightporter_link_up{port=\"port0\",kind=\"tap\"} 1"), "{said}");
 }
 
 #[test]

@@ -2,12 +2,13 @@
 //! guests whose drivers are ours. Needs root, and a daemon with the feature `ucx`.
 
 use std::process::Command;
+use std::time::Instant;
 
 use nightporter_core::toe::control::Ask;
 use nix::sys::signal::Signal;
 
 use crate::fabric::{Stranger, configure, fabric};
-use crate::host::{Dir, Host};
+use crate::host::{Dir, Host, LIMIT};
 use crate::overlay::{Namespace, two_hosts};
 use crate::sockets::{SocketGuest, ask, connect, listen, until};
 use crate::toe::{RESET, SERVER, boot, bytes, one_is_not_read, socket, toe};
@@ -195,6 +196,12 @@ fn nothing_is_sent_by_ucx_of_memory_that_is_not_there() {
 fn who_says_of_itself_what_no_host_says_is_hung_up_on() {
     let names = two_hosts();
     let (_dir, two) = start(&names.1, 2, &[("b", 2)], UCX);
+    // Until it has heard of its peers, it refuses them.
+    let begun = Instant::now();
+    while fabric(&two).accepted == 0 {
+        assert!(begun.elapsed() < LIMIT, "it knows no other host");
+        drop(Stranger::at(&names.0, 1, crate::fabric::PORT));
+    }
     let too_long = [&5000_u16.to_le_bytes()[..], &[7; 5000]].concat();
     let without_an_address = [&40_u16.to_le_bytes()[..], &[7; 40]].concat();
     for lie in [&[0, 0][..], &too_long, &without_an_address] {
