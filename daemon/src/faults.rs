@@ -11,9 +11,11 @@
 //! would be another signal.
 //!
 //! The handler runs in the middle of the code that touched the memory, so the list is made of
-//! atomics at fixed places, and the handler never takes the lock on its free places.
+//! atomics at fixed places, and the handler never takes the lock on its free places. Meanwhile the
+//! other worker may give a place to another mapping. Each place has a number that changes with
+//! that, and what the handler has read counts if the number is the same before and after.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, PoisonError};
 
 use crate::limits::REGIONS_MAX;
@@ -24,8 +26,10 @@ const MAPPINGS_MAX: usize = 256 * 2 * REGIONS_MAX;
 
 /// Where one mapping is.
 struct Place {
+    /// Even while the place is free; one more for each mapping that comes or goes.
+    generation: AtomicU64,
     start: AtomicUsize,
-    /// Bytes; 0 while the place is free.
+    /// Bytes.
     len: AtomicUsize,
     /// The size that the kernel maps at a time, from `start` on: a page, or a huge one.
     block: AtomicUsize,
@@ -35,11 +39,39 @@ struct Place {
 impl Place {
     const fn new() -> Self {
         Self {
+            generation: AtomicU64::new(0),
             start: AtomicUsize::new(0),
             len: AtomicUsize::new(0),
             block: AtomicUsize::new(0),
             faulted: AtomicBool::new(false),
         }
+    }
+
+    /// A mapping is here from now on. The place was free.
+    fn take(&self, start: usize, len: usize, block: usize) {
+        // Whoever sees one of the following has seen that the place was free.
+        fence(Ordering::Release);
+        self.start.store(start, Ordering::Relaxed);
+        self.len.store(len, Ordering::Relaxed);
+        self.block.store(block, Ordering::Relaxed);
+        self.faulted.store(false, Ordering::Relaxed);
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// The place is free from now on.
+    fn free(&self) {
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// The mapping here, if there is one: its start, bytes, and bytes of a block. `load` loads one
+    /// of them.
+    fn read(&self, load: impl Fn(&AtomicUsize) -> usize) -> Option<(usize, usize, usize)> {
+        let generation = self.generation.load(Ordering::Acquire);
+        let [start, len, block] = [&self.start, &self.len, &self.block].map(load);
+        // Behind these loads is another look at the number.
+        fence(Ordering::Acquire);
+        let is_same = self.generation.load(Ordering::Relaxed) == generation;
+        (is_same && !generation.is_multiple_of(2)).then_some((start, len, block))
     }
 }
 
@@ -76,11 +108,7 @@ impl Listed {
             let at = UNUSED.load(Ordering::Relaxed);
             (at < MAPPINGS_MAX).then(|| UNUSED.fetch_add(1, Ordering::Release))
         })?;
-        let place = &PLACES[at];
-        place.start.store(start, Ordering::Relaxed);
-        place.block.store(block, Ordering::Relaxed);
-        place.faulted.store(false, Ordering::Relaxed);
-        place.len.store(len, Ordering::Release);
+        PLACES[at].take(start, len, block);
         Some(Self(at))
     }
 
@@ -92,7 +120,7 @@ impl Listed {
 
 impl Drop for Listed {
     fn drop(&mut self) {
-        PLACES[self.0].len.store(0, Ordering::Release);
+        PLACES[self.0].free();
         FREE.lock().unwrap_or_else(PoisonError::into_inner).push(self.0);
     }
 }
@@ -106,12 +134,10 @@ type Range = (usize, usize);
 pub(crate) fn note(address: usize) -> Option<[Range; 2]> {
     let places = PLACES.get(..UNUSED.load(Ordering::Acquire))?;
     places.iter().find_map(|place| {
-        let len = place.len.load(Ordering::Acquire);
-        let start = place.start.load(Ordering::Relaxed);
+        let (start, len, block) = place.read(|it| it.load(Ordering::Relaxed))?;
         let at = address.checked_sub(start).filter(|at| *at < len)?;
         place.faulted.store(true, Ordering::Relaxed);
         COUNT.fetch_add(1, Ordering::Relaxed);
-        let block = place.block.load(Ordering::Relaxed);
         let from = at / block * block;
         Some([(start, len), (start + from, block.min(len - from))])
     })
@@ -119,6 +145,8 @@ pub(crate) fn note(address: usize) -> Option<[Range; 2]> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     // Addresses that no process has: the other tests' mappings are on the same list.
@@ -139,5 +167,31 @@ mod tests {
         assert_eq!(note(NOWHERE + 0x10_1fff), None, "it is no mapping of ours any more");
         let again = Listed::new(NOWHERE + 0x10_0000, 0x1000, 0x1000).unwrap();
         assert!(!again.has_faulted());
+    }
+
+    #[test]
+    fn a_place_that_another_mapping_takes_meanwhile_is_read_as_none() {
+        let place = Place::new();
+        let read = |n: usize, meanwhile: &dyn Fn()| {
+            let loads = Cell::new(0);
+            place.read(|it| {
+                if loads.replace(loads.get() + 1) == n {
+                    meanwhile();
+                }
+                it.load(Ordering::Relaxed)
+            })
+        };
+        assert_eq!(read(9, &|| {}), None, "it is free");
+        place.take(0x1000, 0x5000, 0x1000);
+        assert_eq!(read(9, &|| {}), Some((0x1000, 0x5000, 0x1000)));
+        for n in 0..3 {
+            let other = || {
+                place.free();
+                place.take(0x9000, 0x1000 * (n + 1), 0x2000);
+            };
+            assert_eq!(read(n, &other), None, "before the load {n}");
+            assert_eq!(read(n, &|| place.free()), None);
+            place.take(0x1000, 0x5000, 0x1000);
+        }
     }
 }
