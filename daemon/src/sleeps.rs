@@ -17,6 +17,12 @@
 //! Three sleeps do not count: one with a major fault (the host has swapped the memory out), one
 //! while a thread of the daemon unmaps memory (page faults of older kernels wait for that), and one
 //! that is over before the second look.
+//!
+//! Nor does a sleep count while the other worker was already asleep for another VM. A page fault of
+//! some kernels sleeps with the lock of the address space held (Linux, `mmap_lock`; hugetlb), and
+//! then the other worker's mapping waits for that lock, and its page faults behind it. So of two
+//! sleeps the one counts that was seen first, or, of two seen by the same look, that of the turn
+//! which began first. The other one counts from when it is alone.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
@@ -144,7 +150,11 @@ impl Eye {
 struct Sleep {
     turn: u64,
     vm: u64,
-    /// The first and the last look at it.
+    /// The first look at it.
+    since: Instant,
+    /// The other worker was asleep before, for another VM.
+    is_behind: bool,
+    /// The look from which on it counts, and the last one at it.
     seen: [Instant; 2],
     /// Before it.
     major_faults: u64,
@@ -156,12 +166,14 @@ pub(crate) struct Witness {
     worker: Watched,
     eye: Option<Eye>,
     sleep: Option<Sleep>,
+    /// By the last look: the turn and the VM's part in which it sleeps, and its major faults.
+    last: (Option<(u64, u64)>, u64),
 }
 
 impl Witness {
     /// Of this worker. Without an eye it sees nothing.
     pub(crate) const fn new(worker: Watched) -> Self {
-        Self { worker, eye: None, sleep: None }
+        Self { worker, eye: None, sleep: None, last: (None, 0) }
     }
 
     /// It sees by this eye from now on.
@@ -170,11 +182,12 @@ impl Witness {
     }
 
     /// Looks at the turn with this number, if there is one that may be long. `turn_now` gives the
-    /// number of the present turn.
-    pub(crate) fn look(&mut self, now: Instant, turn: Option<u64>, turn_now: impl Fn() -> u64) {
+    /// number of the present turn. When all witnesses have looked, [`judge`].
+    pub(crate) fn look(&mut self, turn: Option<u64>, turn_now: impl Fn() -> u64) {
         let part = self.worker.of(&PARTS);
         let vm = part.load(Ordering::Relaxed);
         let turn = turn.filter(|_| vm != 0);
+        self.last.0 = None;
         if turn.is_none() && self.sleep.is_none() {
             return;
         }
@@ -182,31 +195,50 @@ impl Witness {
         let is_same = |turn: &u64| turn_now() == *turn && part.load(Ordering::Relaxed) == vm;
         let is_ours = UNMAPPING.load(Ordering::Relaxed) > 0;
         let turn = turn.filter(|turn| state.sleeps && !is_ours && is_same(turn));
-        if let Some(slept) = self.judge(now, turn.map(|turn| (turn, vm)), state.major_faults) {
-            find(self.worker, slept);
-        }
+        self.last = (turn.map(|turn| (turn, vm)), state.major_faults);
     }
 
-    /// The worker sleeps in this turn and VM's part, or in none. Returns the sleep that is over
-    /// now, if it counts.
-    fn judge(
-        &mut self,
-        now: Instant,
-        asleep: Option<(u64, u64)>,
-        major_faults: u64,
-    ) -> Option<Slept> {
+    /// Takes the last look into account. Returns the sleep that is over now, if it counts.
+    fn go_on(&mut self, now: Instant) -> Option<Slept> {
+        let (asleep, major_faults) = self.last;
         if let Some(sleep) = &mut self.sleep
             && Some((sleep.turn, sleep.vm)) == asleep
         {
-            sleep.seen[1] = now;
+            sleep.seen = if sleep.is_behind { [now; 2] } else { [sleep.seen[0], now] };
             return None;
         }
-        let seen = [now; 2];
-        let next = asleep.map(|(turn, vm)| Sleep { turn, vm, seen, major_faults });
+        let (since, is_behind, seen) = (now, false, [now; 2]);
+        let next =
+            asleep.map(|(turn, vm)| Sleep { turn, vm, since, is_behind, seen, major_faults });
         let Sleep { vm, seen: [first, last], major_faults: before, .. } =
             std::mem::replace(&mut self.sleep, next)?;
         (last > first && before == major_faults).then(|| Slept { vm, time: last.since(first) })
     }
+}
+
+/// Each witness has just looked: finds the VMs whose memory made their workers sleep.
+pub(crate) fn judge(now: Instant, witnesses: &mut [&mut Witness; Watched::ALL.len()]) {
+    for (worker, slept) in go_on(now, witnesses) {
+        find(worker, slept);
+    }
+}
+
+/// The sleeps that are over now and count.
+fn go_on(
+    now: Instant,
+    witnesses: &mut [&mut Witness; Watched::ALL.len()],
+) -> impl Iterator<Item = (Watched, Slept)> + use<> {
+    let over = witnesses.each_mut().map(|it| (it.worker, it.go_on(now)));
+    let [one, other] = witnesses.each_mut().map(|it| it.sleep.as_mut());
+    let pair = one.zip(other).filter(|(one, other)| one.vm != other.vm);
+    if let Some((one, other)) = pair {
+        other.is_behind = (one.since, one.turn) <= (other.since, other.turn);
+        one.is_behind = !other.is_behind;
+    } else {
+        let sleeps = witnesses.each_mut().into_iter().filter_map(|it| it.sleep.as_mut());
+        sleeps.for_each(|sleep| sleep.is_behind = false);
+    }
+    over.into_iter().filter_map(|(worker, slept)| Some((worker, slept?)))
 }
 
 #[cfg(test)]
@@ -220,7 +252,10 @@ mod tests {
     #[test]
     fn a_sleep_counts_if_it_is_seen_twice_in_the_same_part_of_the_same_turn() {
         let mut witness = Witness::new(Watched::Frames);
-        let mut see = |ms, asleep, faults| witness.judge(at(ms), asleep, faults);
+        let mut see = |ms, asleep, faults| {
+            witness.last = (asleep, faults);
+            witness.go_on(at(ms))
+        };
         let (mine, next_turn, other) = (Some((1, 7)), Some((2, 7)), Some((2, 8)));
         assert_eq!(see(0, mine, 3), None);
         assert_eq!(see(2, None, 3), None, "seen once");
@@ -230,6 +265,51 @@ mod tests {
         }
         assert_eq!(see(30, other, 3), None, "it is not over");
         assert_eq!(see(31, None, 4), None, "the host had swapped it out");
+    }
+
+    /// What is found when both workers were seen like this, in order: milliseconds, and the turn
+    /// and the VM's part in which each sleeps.
+    fn found(looks: &[(u64, [Option<(u64, u64)>; 2])]) -> Vec<(Watched, u64, u64)> {
+        let [mut frames, mut sockets] = Watched::ALL.map(Witness::new);
+        let mut found = Vec::new();
+        for (ms, asleep) in looks {
+            (frames.last, sockets.last) = ((asleep[0], 0), (asleep[1], 0));
+            let over = go_on(at(*ms), &mut [&mut frames, &mut sockets]);
+            let ms = |time: Duration| time.as_nanos() / 1_000_000;
+            found.extend(over.map(|(worker, slept)| (worker, slept.vm, ms(slept.time))));
+        }
+        found
+    }
+
+    #[test]
+    fn a_worker_that_sleeps_behind_the_other_blames_nobody() {
+        let (cause, behind, again) = (Some((1, 7)), Some((2, 8)), Some((3, 8)));
+        let whole = [(0, cause), (100, cause), (300, None), (305, None)];
+        for at in [0, 1] {
+            let both =
+                |of_cause, other| if at == 0 { [of_cause, other] } else { [other, of_cause] };
+            let cause_alone = vec![(Watched::ALL[at], 7, 100)];
+            // Seen later, ...
+            let mut looks = whole.map(|(ms, asleep)| (ms, both(asleep, None)));
+            looks[1].1 = both(cause, behind);
+            looks[2].1 = both(None, behind);
+            assert_eq!(found(&looks), cause_alone, "it is over soon after the cause");
+            // ... or by the same look, in a turn that began later.
+            looks[0].1 = both(cause, behind);
+            assert_eq!(found(&looks), cause_alone);
+            looks[3].1 = both(None, again);
+            assert_eq!(found(&looks), cause_alone, "another turn");
+            // Of the time in which it sleeps alone it is the cause.
+            let goes_on = [(310, both(None, behind)), (330, both(None, None))];
+            let looks = [&looks[..3], &goes_on].concat();
+            let mut both_causes = cause_alone;
+            both_causes.push((Watched::ALL[1 - at], 8, 10));
+            assert_eq!(found(&looks), both_causes);
+            // Two devices of a VM have the same owner, who pays for each.
+            let same = [(0, both(cause, Some((2, 7)))), (100, both(cause, Some((2, 7))))];
+            let paid = found(&[same[0], same[1], (105, [None; 2])]);
+            assert_eq!(paid, Watched::ALL.map(|worker| (worker, 7, 100)));
+        }
     }
 
     #[test]

@@ -14,8 +14,8 @@
 //! memory that is. After a turn of more than [`SHORT`] it looks every other millisecond, for a
 //! hundred times as long as that turn took.
 //!
-//! Each worker has a place of its own here ([`Watched`]): a long turn of one says nothing of the
-//! other, and changes nothing for it.
+//! Each worker has a place of its own here ([`Watched`]): a long turn of one does not have the
+//! other interrupted, suspected or searched.
 //!
 //! As long as no turn blocks, of a worker or of control, systemd is told so; without these
 //! messages it restarts the daemon.
@@ -34,7 +34,7 @@ use nix::sys::signal::Signal;
 
 use crate::closer;
 use crate::refused;
-use crate::sleeps::{Eye, Witness};
+use crate::sleeps::{self, Eye, Witness};
 use crate::supervisor::Supervisor;
 use crate::sys;
 use crate::timer::monotonic_now;
@@ -266,7 +266,7 @@ impl Observed {
         let search = Instant::from_nanos(place.search_until.load(Ordering::Relaxed));
         let seen = look(now, turn, Until { search, beware }, &mut self.noticed);
         let turn_now = || place.turn.load(Ordering::Relaxed);
-        self.witness.look(now, seen.may_sleep.then_some(turn), turn_now);
+        self.witness.look(seen.may_sleep.then_some(turn), turn_now);
         place.suspects.store(seen.is_long, Ordering::Relaxed);
         if search <= now && place.searches.load(Ordering::Relaxed) {
             place.searches.store(false, Ordering::Relaxed);
@@ -298,6 +298,7 @@ pub(crate) fn start(supervisor: Option<Arc<Supervisor>>, interrupt: fn(Instant))
             let now = monotonic_now();
             let beware = Instant::from_nanos(BEWARE_UNTIL.load(Ordering::Relaxed));
             let seen = workers.each_mut().map(|worker| worker.look(now, beware));
+            sleeps::judge(now, &mut workers.each_mut().map(|worker| &mut worker.witness));
             interrupt(now);
             if told.elapsed() >= interval {
                 told = std::time::Instant::now();
