@@ -267,9 +267,11 @@ mod tests {
         assert_eq!(see(31, None, 4), None, "the host had swapped it out");
     }
 
-    /// What is found when both workers were seen like this, in order: milliseconds, and the turn
-    /// and the VM's part in which each sleeps.
-    fn found(looks: &[(u64, [Option<(u64, u64)>; 2])]) -> Vec<(Watched, u64, u64)> {
+    /// Milliseconds, and the turn and the VM's part in which each worker sleeps.
+    type Seen = (u64, [Option<(u64, u64)>; 2]);
+
+    /// What is found when both workers were seen like this, in order.
+    fn found(looks: &[Seen]) -> Vec<(Watched, u64, u64)> {
         let [mut frames, mut sockets] = Watched::ALL.map(Witness::new);
         let mut found = Vec::new();
         for (ms, asleep) in looks {
