@@ -72,6 +72,14 @@ impl SharedRate {
         new
     }
 
+    /// Another rate, in the place of this one: what was counted here is paid at the same time.
+    /// So a rate that is set anew gives no burst, and nobody waits for longer because of it.
+    #[must_use]
+    pub fn with_rate(&self, bytes_per_s: u64) -> Self {
+        let paid_at = AtomicU64::new(self.paid_at.load(Ordering::Relaxed));
+        Self { paid_at, ..Self::new(bytes_per_s) }
+    }
+
     /// The rate.
     #[must_use]
     pub const fn bytes_per_s(&self) -> u64 {
@@ -154,6 +162,19 @@ mod tests {
         fast.charge(Instant::from_secs(1), 1 << 30);
         let takes = fast.next().since(Instant::from_secs(1)).as_nanos();
         assert!((85_890_000..85_900_000).contains(&takes), "{takes} ns at 100 Gbit/s");
+    }
+
+    #[test]
+    fn another_rate_has_the_debt_of_the_one_before_in_time() {
+        let (rate, now) = (SharedRate::new(10_000_000), Instant::from_secs(1000));
+        rate.charge(now, 1_000_000);
+        for bytes_per_s in [1_000_000, 100_000_000] {
+            let other = rate.with_rate(bytes_per_s);
+            assert_eq!((other.bytes_per_s(), other.available(now)), (bytes_per_s, 0));
+            let paid = now + Duration::from_millis(100);
+            assert_eq!(other.available(paid), other.burst(), "as here");
+            assert!(other.next() < paid && other.next() > now);
+        }
     }
 
     #[test]

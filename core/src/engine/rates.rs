@@ -94,10 +94,18 @@ impl Engine<'_> {
     }
 
     /// Sets the rate of the VM of `port` in this direction, in bytes of frames per second; without
-    /// a number there is no limit. A burst may be a millisecond's worth, or a frame.
+    /// a number there is no limit. A burst may be a millisecond's worth, or a frame. A rate in the
+    /// place of another begins with what that one has counted.
     pub fn set_rate_limit(&mut self, port: PortId, direction: Direction, bytes_per_s: Option<u64>) {
+        let before = self.rates.of(port, direction);
         let limit = bytes_per_s.filter(|_| self.vm(port).is_some());
-        let limit = limit.map(|bytes_per_s| Arc::new(SharedRate::new(bytes_per_s)));
+        if limit.is_some() && limit == before.map(|rate| rate.bytes_per_s()) {
+            return; // others count in it, too
+        }
+        let limit = limit.map(|bytes_per_s| match before {
+            Some(before) => Arc::new(before.with_rate(bytes_per_s)),
+            None => Arc::new(SharedRate::new(bytes_per_s)),
+        });
         self.rates.set(port, direction, limit);
         self.rates.waiting.retain(|(_, other, way)| (*other, *way) != (port, direction));
         self.hold(port, direction, false);

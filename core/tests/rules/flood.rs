@@ -1,5 +1,7 @@
 //! FLOOD: H sends for G, as its path to R allows.
 
+use std::sync::Arc;
+
 use crate::GUEST;
 use crate::common::segment::{Seen, fragments};
 use crate::common::world::{Peer, mac};
@@ -8,6 +10,7 @@ use nightporter_core::drops::DropReason;
 use nightporter_core::engine::{Departure, Direction, Verdict};
 use nightporter_core::port::PortId;
 use nightporter_core::tcp::flow::{Flow, State};
+use nightporter_core::time::Duration;
 use nightporter_core::wire::checksum::Checksum;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
@@ -2020,6 +2023,24 @@ fn flood_16_a_vm_with_a_limit_sends_no_faster() {
     }
     let bytes = acked - last;
     assert!((440_000..500_001).contains(&bytes), "{bytes} bytes in half a second");
+}
+
+/// Found in review: each order of the operator's about a VM forgot what the VM owed its limit.
+#[test]
+fn flood_16_a_limit_that_is_set_again_or_changed_has_the_debt_that_it_had() {
+    let (w, _, _) = floods(&Setup::new());
+    let way = Direction::ToGuest;
+    limits(&w, way, 1_000_000);
+    let rate = || w.engine(|e, _| e.shared_rate(GUEST, way)).expect("it has a limit");
+    let (first, next) = (rate(), w.engine(|_, now| now) + Duration::from_millis(500));
+    w.engine(|_, now| first.charge(now, 500_000));
+    limits(&w, way, 1_000_000);
+    assert!(Arc::ptr_eq(&first, &rate()), "the VM's sockets still count in it");
+    limits(&w, way, 2_000_000);
+    assert_eq!(rate().bytes_per_s(), 2_000_000);
+    assert!(rate().next() + Duration::from_millis(2) >= next, "{:?}", rate().next());
+    w.engine(|e, _| e.set_rate_limit(GUEST, way, None));
+    assert!(w.engine(|e, _| e.shared_rate(GUEST, way)).is_none());
 }
 
 /// R acknowledges at once until the window has so many bytes. Returns the end of what it has.

@@ -109,6 +109,11 @@ impl Limits {
         self.of_ways[way as usize].is_some()
     }
 
+    /// Whether bytes of this direction are counted in this bucket already.
+    fn counts_in(&self, way: Direction, rate: &Arc<SharedRate>) -> bool {
+        self.of_ways[way as usize].as_ref().is_some_and(|limit| Arc::ptr_eq(&limit.rate, rate))
+    }
+
     /// Whether nothing may go that way for now.
     pub(super) fn is_spent(&self, way: Direction) -> bool {
         self.of_ways[way as usize].as_ref().is_some_and(|limit| limit.unpaid > 0)
@@ -164,7 +169,12 @@ impl Limits {
             let in_time = rate.bytes_per_s() / (SECOND.as_nanos() / SHARE_TIME.as_nanos());
             self.share_max = in_time.max(LEAST);
         }
-        self.of_ways[way as usize] = rate.map(Limit::new);
+        let place = &mut self.of_ways[way as usize];
+        *place = rate.map(|rate| match place.take() {
+            // What has gone is counted in the new one.
+            Some(before) => Limit { rate, ..before },
+            None => Limit::new(rate),
+        });
         self.waits[way as usize] = false;
     }
 }
@@ -175,6 +185,9 @@ impl Toe {
     pub fn set_rate_limit(&mut self, port: PortId, way: Direction, rate: Option<Arc<SharedRate>>) {
         let at = usize::from(port.0);
         let Some(device) = self.device_mut(at) else { return };
+        if rate.as_ref().is_some_and(|rate| device.limits.counts_in(way, rate)) {
+            return;
+        }
         if rate.is_some() || device.limits.has(way) {
             device.limits.set(way, rate);
             self.limited.retain(|(_, limited, of)| (*limited, *of) != (at, way));
@@ -295,6 +308,24 @@ mod tests {
         assert_eq!(turns, [true, false, true, false]);
         limits.choose(now, false);
         assert!(!limits.streams_first() && !limits.delays());
+    }
+
+    #[test]
+    fn another_rate_has_the_bytes_that_were_not_counted_yet() {
+        let (mut limits, way) = (Limits::default(), Direction::FromGuest);
+        limits.set(way, rate(1_000_000));
+        limits.charge(START, way, 100_000);
+        let waits = |limits: &mut Limits, now| limits.wait(now, way);
+        assert!(waits(&mut limits, START).is_some());
+        limits.set(way, rate(10_000_000));
+        assert!(waits(&mut limits, START).is_some(), "they are not forgotten");
+        let mut now = START;
+        while let Some(next) = waits(&mut limits, now) {
+            now = next;
+        }
+        assert!(now > START && now < START + SECOND, "{now:?}");
+        limits.set(way, None);
+        assert!(!limits.has(way));
     }
 
     #[test]
