@@ -24,6 +24,7 @@ use rustix::net::{
 };
 
 use crate::config::{Config, VmConfig};
+use crate::spare;
 use crate::token::{Token, watch_for};
 
 /// While a guest has yet to see a frame, whether it has is looked at so often.
@@ -207,6 +208,7 @@ impl Booster {
     /// Takes the booster that waits, in the place of the one before.
     pub(crate) fn accept(&mut self, epoll: &Epoll) {
         let Some(listener) = &self.listener else { return };
+        let Some(_shared) = spare::try_share() else { return };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let Ok(socket) = accept_with(listener, flags) else { return };
         let is_known = |it: rustix::net::UCred| it.uid.is_root() || Some(it.uid) == self.own;

@@ -296,7 +296,10 @@ impl<D: Device> VhostUserPort<D> {
         for _ in 0..MESSAGES_PER_TURN {
             let Some((channel, session)) = &mut self.connection else { return };
             let (link, mut cost, mut is_alone) = (session.link(), 0, false);
-            let outcome = match channel.receive() {
+            let Some(shared) = spare::try_share() else { return };
+            let received = channel.receive();
+            drop(shared);
+            let outcome = match received {
                 Ok(None) => return,
                 Ok(Some(message)) if !message.fds.is_empty() && self.account.owner.is_behind() => {
                     Err(Broken::Behind)

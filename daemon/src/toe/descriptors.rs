@@ -132,6 +132,7 @@ impl SocketsWorker {
 
     /// Connections to other hosts have begun, or nobody makes any more.
     pub(super) fn take_dialed(&mut self, now: Instant) {
+        let Some(_shared) = spare::try_share() else { return };
         if !self.toe.take_dialed(now, &self.epoll) {
             tracing::error!(
                 "the process that connects to other hosts has ended: sockets go to guests of this \

@@ -25,6 +25,7 @@ use super::conn::Conn;
 use super::{Opening, ProofDoors, Way, Wish};
 use crate::broker::dialer::Dialer;
 use crate::config::proof::{Proof, is_of};
+use crate::spare;
 use crate::timer::monotonic_now;
 use streams::{ACCEPTED, Handshakes, has_share};
 
@@ -182,7 +183,9 @@ impl Keeper {
     }
 
     fn take_dialed(&mut self, now: Instant) -> Result<(), Gone> {
-        while let Some(dialer) = &mut self.dialer {
+        while let Some(dialer) = &mut self.dialer
+            && let Some(_shared) = spare::try_share()
+        {
             match dialer.poll() {
                 Ok(Some((tag, socket))) => self.meet_stream(now, tag, socket)?,
                 Ok(None) => break,
@@ -215,6 +218,7 @@ impl Keeper {
         if now < self.accepts {
             return;
         }
+        let Some(_shared) = spare::try_share() else { return };
         let server = &self.proof.config().server;
         for (own, listener) in &self.listeners {
             for _ in 0..ACCEPTS_PER_TURN {
