@@ -214,11 +214,14 @@ pub struct Status {
     pub stopping: bool,
     /// Log lines that were not written: standard error did not take them, or one port had too many.
     pub log_lines_lost: u64,
-    /// Turns of the worker that took longer than a second.
+    /// Turns of the frames' worker that took longer than a second.
     pub stalls: u64,
-    /// CPU time of the worker's thread, in microseconds.
+    /// CPU time of the frames' worker, in microseconds.
     #[serde(default)]
     pub worker_cpu_us: u64,
+    /// The sockets' worker.
+    #[serde(default)]
+    pub sockets: Box<SocketsStatus>,
     /// System calls that were refused: the daemon makes none of them.
     pub refused_calls: u64,
     /// The process that opens uplinks has ended: no uplink can be opened any more, or come back.
@@ -232,6 +235,18 @@ pub struct Status {
     pub registry: Box<RegistryStatus>,
     /// Uplinks, overlays, then VMs, in the order of the configuration.
     pub ports: Vec<PortStatus>,
+}
+
+/// The worker with the devices of the virtual TOE.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct SocketsStatus {
+    /// As [`Status::stalls`].
+    pub stalls: u64,
+    /// As [`Status::worker_cpu_us`].
+    pub cpu_us: u64,
+    /// It did not answer within a second: [`VmStatus::toe`] is missing of all VMs, and
+    /// [`Status::fabric`] is what it said last.
+    pub late: bool,
 }
 
 /// The registry in which hosts publish their VMs.

@@ -44,8 +44,13 @@ pub(crate) fn status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
         troubles(out, name, vm)?;
     }
     registry(out, &status.registry)?;
-    if status.stalls > 0 {
-        writeln!(out, "{} turns took longer than a second", status.stalls)?;
+    for (what, stalls) in [("frames", status.stalls), ("sockets", status.sockets.stalls)] {
+        if stalls > 0 {
+            writeln!(out, "{stalls} turns for {what} took longer than a second")?;
+        }
+    }
+    if status.sockets.late {
+        writeln!(out, "the thread for sockets did not answer: what it knows is missing here")?;
     }
     if status.broker_ended {
         writeln!(out, "uplinks can be neither added nor opened again: restart nightporterd")?;

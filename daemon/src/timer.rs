@@ -20,19 +20,21 @@ pub(crate) fn time_on_core() -> Instant {
     read(ClockId::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// How long this process' main thread, which is the worker, has had a core so far.
-#[must_use]
-pub(crate) fn main_thread_time() -> Instant {
+/// How long this thread of the process has had a core so far. Errors: it has ended.
+pub(crate) fn thread_time(tid: i32) -> Result<Instant> {
     // The kernel's number for the CPU clock of a thread (clock_getcpuclockid(3) for a process;
     // include/linux/posix-timers_types.h, `CPUCLOCK_PERTHREAD_MASK` and `CPUCLOCK_SCHED`).
-    let tid = std::process::id().cast_signed();
-    read(ClockId::from_raw((!tid << 3) | 4 | 2))
+    try_read(ClockId::from_raw((!tid << 3) | 4 | 2))
 }
 
 fn read(clock: ClockId) -> Instant {
-    let t = clock_gettime(clock).expect("every Linux has it");
+    try_read(clock).expect("every Linux has it")
+}
+
+fn try_read(clock: ClockId) -> Result<Instant> {
+    let t = clock_gettime(clock)?;
     let (s, ns) = (u64::try_from(t.tv_sec()), u64::try_from(t.tv_nsec()));
-    Instant::from_nanos(s.unwrap_or(0) * 1_000_000_000 + ns.unwrap_or(0))
+    Ok(Instant::from_nanos(s.unwrap_or(0) * 1_000_000_000 + ns.unwrap_or(0)))
 }
 
 /// A timerfd that is set only when the deadline comes nearer.
@@ -91,15 +93,23 @@ mod tests {
     }
 
     #[test]
-    fn the_main_thread_has_a_clock_of_its_own() {
-        let main = main_thread_time();
+    fn each_thread_has_a_clock_of_its_own() {
+        let main = std::process::id().cast_signed();
+        let before = thread_time(main).unwrap();
         let burns = || {
             let begun = time_on_core();
             while time_on_core() < begun + Duration::from_millis(100) {}
+            let own = rustix::thread::gettid().as_raw_nonzero().get();
+            (own, thread_time(own).unwrap())
         };
-        std::thread::spawn(burns).join().unwrap();
-        let passed = main_thread_time().since(main);
-        assert!(main > Instant::from_nanos(0) && passed < Duration::from_millis(50), "{passed:?}");
+        let (other, burnt) = std::thread::spawn(burns).join().unwrap();
+        let passed = thread_time(main).unwrap().since(before);
+        assert!(before > Instant::ZERO && passed < Duration::from_millis(50), "{passed:?}");
+        assert!(burnt >= Instant::ZERO + Duration::from_millis(100), "{burnt:?}");
+        // Its number is free as soon as the kernel has let it go.
+        while thread_time(other).is_ok() {
+            std::thread::yield_now();
+        }
     }
 
     #[test]

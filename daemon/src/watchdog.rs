@@ -23,7 +23,7 @@
 //! Cost: two stores and a look at the clock a turn, and a thread that wakes ten times a second.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration as StdDuration;
@@ -37,7 +37,7 @@ use crate::refused;
 use crate::sleeps::{self, Eye, Witness};
 use crate::supervisor::Supervisor;
 use crate::sys;
-use crate::timer::monotonic_now;
+use crate::timer::{monotonic_now, thread_time};
 use crate::watched::{Apart, Watched};
 
 /// Longer turns than this stand: work is bounded to a few milliseconds a turn.
@@ -76,6 +76,10 @@ struct Place {
     search_until: AtomicU64,
     /// The thread, as long as it lives.
     thread: Mutex<Option<Pthread>>,
+    /// Its number in the kernel.
+    tid: AtomicI32,
+    /// Turns that stood.
+    stalls: AtomicU64,
     /// The kernel's view of it, until the watchdog has taken it.
     eye: Mutex<Option<Eye>>,
 }
@@ -88,6 +92,8 @@ impl Place {
             searches: AtomicBool::new(false),
             search_until: AtomicU64::new(0),
             thread: Mutex::new(None),
+            tid: AtomicI32::new(0),
+            stalls: AtomicU64::new(0),
             eye: Mutex::new(None),
         }
     }
@@ -95,9 +101,6 @@ impl Place {
 
 static PLACES: [Apart<Place>; Watched::ALL.len()] =
     [const { Apart(Place::new()) }; Watched::ALL.len()];
-/// Turns that stood.
-static STALLS: AtomicU64 = AtomicU64::new(0);
-
 /// When control's turn began or last went on, in nanoseconds; 0 while it waits for events.
 static CONTROL: AtomicU64 = AtomicU64::new(0);
 
@@ -111,9 +114,17 @@ fn lasts_for(now: Instant, turn: u64, limit: Duration) -> bool {
     turn != 0 && now.since(Instant::from_nanos(turn)) > limit
 }
 
-/// Turns that took longer than a second.
-pub(crate) fn stalls() -> u64 {
-    STALLS.load(Ordering::Relaxed)
+/// Turns of this worker that took longer than a second.
+pub(crate) fn stalls(of: Watched) -> u64 {
+    of.of(&PLACES).stalls.load(Ordering::Relaxed)
+}
+
+/// How long this worker has had a core so far; zero if it has not begun, or has ended.
+pub(crate) fn cpu_time(of: Watched) -> Instant {
+    let tid = of.of(&PLACES).tid.load(Ordering::Relaxed);
+    // The clock of thread 0 is the caller's own.
+    let time = (tid != 0).then(|| thread_time(tid).ok()).flatten();
+    time.unwrap_or(Instant::ZERO)
 }
 
 /// Whether the calling worker is to measure calls that others can make long.
@@ -231,6 +242,7 @@ pub(crate) fn watch(worker: Watched, eye: Option<Eye>) -> Watch {
     worker.begin();
     let place = worker.of(&PLACES);
     *lock(&place.eye) = eye;
+    place.tid.store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::Relaxed);
     *lock(&place.thread) = Some(pthread_self());
     Watch(worker)
 }
@@ -239,6 +251,8 @@ impl Drop for Watch {
     fn drop(&mut self) {
         let place = self.0.of(&PLACES);
         place.turn.store(0, Ordering::Relaxed);
+        // Its clock ends with it, and another thread may get the number.
+        place.tid.store(0, Ordering::Relaxed);
         *lock(&place.thread) = None;
     }
 }
@@ -272,7 +286,7 @@ impl Observed {
             place.searches.store(false, Ordering::Relaxed);
         }
         if seen.has_stalled {
-            STALLS.fetch_add(1, Ordering::Relaxed);
+            place.stalls.fetch_add(1, Ordering::Relaxed);
             tracing::error!(worker = self.worker.name(), "a turn takes longer than a second");
         }
         if seen.is_long {
@@ -349,9 +363,15 @@ mod tests {
             }
             let seen = Observed::new(Watched::Sockets).look(monotonic_now(), beware);
             handle_end(long_ago);
-            (seen.is_long, suspects(), searches())
+            assert!(cpu_time(Watched::Sockets) > Instant::ZERO);
+            let seen = (seen.is_long, suspects(), searches());
+            let later = monotonic_now() + LIMIT;
+            assert!(Observed::new(Watched::Sockets).look(later, beware).has_stalled);
+            seen
         });
         assert_eq!(of_sockets.join().unwrap(), (true, true, true));
+        assert_eq!((stalls(Watched::Frames), stalls(Watched::Sockets)), (0, 1));
+        assert_eq!(cpu_time(Watched::Sockets), Instant::ZERO, "it has ended");
         assert_eq!((suspects(), Watched::here()), (false, Watched::Frames));
         // It has ended: there is no turn, and nobody to interrupt.
         let place = Watched::Sockets.of(&PLACES);

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 
-use nightporter_api::{Change, Reply, Request, Status};
+use nightporter_api::{Change, Reply, Request, SocketsStatus, Status};
 use nightporter_core::time::{Duration, Instant};
 use nightporter_registry::Registry;
 use nightporter_registry::mail::Bell;
@@ -36,9 +36,10 @@ use crate::log;
 use crate::refused;
 use crate::resting::Resting;
 use crate::supervisor::Supervisor;
-use crate::timer::{main_thread_time, monotonic_now};
+use crate::timer::monotonic_now;
 use crate::token::{Token, watch_for};
 use crate::watchdog;
+use crate::watched::Watched;
 use crate::worker::Worker;
 use crate::worker::orders::{
     Client, ControlMail, Order, Report, WorkerMail, WorkerStatus, worker_mail,
@@ -345,7 +346,7 @@ impl Control {
 
     /// The worker's part of a status, and that of the process.
     fn whole(&self, now: Instant, status: WorkerStatus) -> Status {
-        let WorkerStatus { mut ports, fabric, listener_changes } = status;
+        let WorkerStatus { mut ports, fabric, listener_changes, sockets_late } = status;
         // One that was removed and added meanwhile was seen twice.
         let mut names = BTreeSet::new();
         ports.retain(|port| names.insert(port.name.clone()));
@@ -358,8 +359,13 @@ impl Control {
             uptime_s: now.since(self.started).as_millis() / 1000,
             stopping: self.stops,
             log_lines_lost: log::lines_lost(),
-            stalls: watchdog::stalls(),
-            worker_cpu_us: main_thread_time().as_nanos() / 1000,
+            stalls: watchdog::stalls(Watched::Frames),
+            worker_cpu_us: watchdog::cpu_time(Watched::Frames).as_nanos() / 1000,
+            sockets: Box::new(SocketsStatus {
+                stalls: watchdog::stalls(Watched::Sockets),
+                cpu_us: watchdog::cpu_time(Watched::Sockets).as_nanos() / 1000,
+                late: sockets_late,
+            }),
             refused_calls: refused::count(),
             broker_ended: self.broker_ended,
             fabric: fabric.map(Box::new),

@@ -34,8 +34,8 @@ pub(crate) enum Order {
     SetOverlays(Overlays),
     /// The station's place on another host has changed.
     SetStation(StationKey, Option<Box<Station>>),
-    /// Report a status.
-    Survey,
+    /// Report a status, with this number.
+    Survey(u64),
     /// A VM was banned.
     Look,
 }
@@ -81,8 +81,8 @@ pub(crate) enum Report {
     /// The ports at which the VM listens; `None`: its device has no driver. `is_news`: others are
     /// to be told.
     Listeners { port: PortId, listeners: Option<Listeners>, is_news: bool },
-    /// The status that was ordered.
-    Status(Box<SocketsStatus>),
+    /// The status that was ordered with this number.
+    Status(u64, Box<SocketsStatus>),
     /// A VM was banned.
     Look,
 }
@@ -102,7 +102,7 @@ pub(crate) struct SocketsStatus {
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 enum Subject {
     Look,
-    Listeners(PortId, bool),
+    Listeners(PortId),
     /// After the listeners that it may be about.
     Change(u64),
     Limit(PortId, bool),
@@ -170,7 +170,7 @@ impl FramesMail {
             Order::SetRateLimit(port, way, _) => limit_of(*port, *way),
             Order::SetOverlays(_) => Subject::Overlays,
             Order::SetStation(key, _) => Subject::Station(*key),
-            Order::Survey => Subject::Survey,
+            Order::Survey(_) => Subject::Survey,
             Order::Look => Subject::Look,
         };
         self.end.post(subject, order);
@@ -194,11 +194,18 @@ impl SocketsMail {
     }
 
     /// Posts a report.
-    pub(crate) fn report(&mut self, report: Report) {
+    pub(crate) fn report(&mut self, mut report: Report) {
+        if let Report::Listeners { port, is_news, .. } = &mut report
+            && let Some(Report::Listeners { is_news: was_news, .. }) =
+                self.0.take_back(&Subject::Listeners(*port))
+        {
+            // Others have not been told of the one that this one replaces.
+            *is_news |= was_news;
+        }
         let subject = match &report {
             Report::Done(number) => Subject::Change(*number),
-            Report::Listeners { port, is_news, .. } => Subject::Listeners(*port, *is_news),
-            Report::Status(_) => Subject::Survey,
+            Report::Listeners { port, .. } => Subject::Listeners(*port),
+            Report::Status(..) => Subject::Survey,
             Report::Look => Subject::Look,
         };
         self.0.post(subject, report);
@@ -208,6 +215,28 @@ impl SocketsMail {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_listeners_the_last_report_is_the_last_that_arrives_and_news_stay_news() {
+        let (mut frames, mut sockets) = sockets_mail().unwrap();
+        let report = |sockets: &mut SocketsMail, port, is_news| {
+            let listeners = Some(Listeners::new([port], 0));
+            sockets.report(Report::Listeners { port: PortId(7), listeners, is_news });
+        };
+        // More than the channel holds.
+        (0..3000).for_each(|n| sockets.report(Report::Done(n)));
+        for (port, is_news) in [(1, false), (2, true), (3, false)] {
+            report(&mut sockets, port, is_news);
+        }
+        let mut heard = Vec::new();
+        while let Some(said) = frames.take().unwrap() {
+            if let Report::Listeners { listeners, is_news, .. } = said {
+                heard.push((listeners, is_news));
+            }
+            sockets.0.flush();
+        }
+        assert_eq!(heard, [(Some(Listeners::new([3], 0)), true)]);
+    }
 
     #[test]
     fn no_change_is_replaced_and_the_limit_of_a_vm_that_goes_is_taken_back() {

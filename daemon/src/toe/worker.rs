@@ -239,9 +239,9 @@ impl SocketsWorker {
             Order::SetRateLimit(port, way, rate) => self.toe.set_rate_limit(port, way, rate),
             Order::SetOverlays(overlays) => self.toe.set_overlays(now, overlays),
             Order::SetStation(key, station) => self.toe.set_station(key, station.as_deref()),
-            Order::Survey => {
+            Order::Survey(number) => {
                 let status = Box::new(self.toe.status_of_all());
-                self.mail.report(Report::Status(status));
+                self.mail.report(Report::Status(number, status));
             }
             Order::Look => self.faults_seen = u64::MAX, // after this turn
         }

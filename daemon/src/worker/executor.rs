@@ -190,7 +190,9 @@ impl Executor {
         let stop = self.stop.as_ref().map(|stop| stop.look_at);
         // There is an event when the sockets' worker has done its part of a step.
         let steps = self.stepping.is_some() && !path.sockets.is_busy();
-        let goes_on = self.survey.goes_on() || steps;
-        [stop, goes_on.then_some(Instant::ZERO)].into_iter().flatten().min()
+        [stop, self.survey.poll_timeout(), steps.then_some(Instant::ZERO)]
+            .into_iter()
+            .flatten()
+            .min()
     }
 }

@@ -98,6 +98,8 @@ pub(crate) struct WorkerStatus {
     pub(crate) fabric: Option<FabricStatus>,
     /// How often VMs' listeners have changed.
     pub(crate) listener_changes: u64,
+    /// The sockets' worker has not answered: devices are missing, the rest is its last answer's.
+    pub(crate) sockets_late: bool,
 }
 
 /// The subject of an order or report. There is one word at a time about each, or the later one is

@@ -34,7 +34,9 @@ pub(super) struct Sockets {
     ports: BTreeSet<PortId>,
     /// The last known listeners of VMs whose devices have a driver.
     listeners: BTreeMap<PortId, Listeners>,
-    /// The status that was ordered last, once it is there.
+    /// The number of the status that was ordered last.
+    surveys: u64,
+    /// That status, once it is there.
     status: Option<Box<SocketsStatus>>,
     has_ended: bool,
 }
@@ -106,7 +108,16 @@ impl Sockets {
     /// Orders a status.
     pub(super) fn ask_for_status(&mut self) {
         self.status = None;
-        self.order(Order::Survey);
+        self.surveys += 1;
+        self.order(Order::Survey(self.surveys));
+    }
+
+    /// The status with this number has come.
+    pub(super) fn handle_status(&mut self, number: u64, status: Box<SocketsStatus>) {
+        // It may have come too late for those who asked for it, and is too old for the others.
+        if number == self.surveys {
+            self.status = Some(status);
+        }
     }
 
     /// The status that was ordered. `None`: it is not there yet.
@@ -145,7 +156,7 @@ impl Executor {
             };
             match report {
                 orders::Report::Done(number) => sockets.done = number,
-                orders::Report::Status(status) => sockets.status = Some(status),
+                orders::Report::Status(number, status) => sockets.handle_status(number, status),
                 orders::Report::Look => path.look_again(),
                 orders::Report::Listeners { port, listeners, is_news } => {
                     match listeners.clone().filter(|_| sockets.ports.contains(&port)) {

@@ -5,10 +5,13 @@
 //! A request that arrives while connections are counted is answered from this count. A later
 //! request waits for the next one, so that no answer is older than its question. A port that comes
 //! or goes meanwhile may be missing.
+//!
+//! The sockets' worker may stand, as for memory of a guest. After [`ASKING_MAX`] the status goes on
+//! without its part, and says so.
 
-use nightporter_api::PortStatus;
+use nightporter_api::{FabricStatus, PortStatus};
 use nightporter_core::port::PortId;
-use nightporter_core::time::Instant;
+use nightporter_core::time::{Duration, Instant};
 
 use super::census::Census;
 use super::data_path::DataPath;
@@ -20,16 +23,29 @@ use crate::toe::orders::SocketsStatus;
 /// Ports that are looked at after one turn, of some 10 us each.
 pub(super) const PORTS_PER_TURN: usize = 8;
 
+/// How long a status waits for the sockets' worker's part. A turn of it takes milliseconds.
+pub(super) const ASKING_MAX: Duration = Duration::from_secs(1);
+
 /// How far it is.
 #[derive(Debug, Default)]
 enum Stage {
     #[default]
     Idle,
     Counting,
-    /// The sockets' worker was asked for its part.
-    Asking,
-    /// The next port, those that were looked at, and the sockets' worker's part.
-    Looking(usize, Vec<PortStatus>, Box<SocketsStatus>),
+    /// The sockets' worker was asked for its part, and is waited for until then; the ports that
+    /// have gone since.
+    Asking(Instant, Vec<PortId>),
+    Looking(Looking),
+}
+
+/// Ports are looked at.
+#[derive(Debug)]
+struct Looking {
+    next: usize,
+    /// Those that were looked at.
+    rows: Vec<PortStatus>,
+    /// The sockets' worker's part; `None`: it has not come in time.
+    sockets: Option<Box<SocketsStatus>>,
 }
 
 /// See the module doc.
@@ -43,12 +59,19 @@ pub(super) struct Survey {
     later: Vec<Client>,
     /// Control wants one for scrapes.
     for_scrapes: bool,
+    /// What the sockets' worker has said last of the streams, and of changes of listeners: without
+    /// its part, counters stay where they were.
+    last: (Option<FabricStatus>, u64),
 }
 
 impl Survey {
-    /// It goes on after the next turn. There is an event when the sockets' worker has answered.
-    pub(super) const fn goes_on(&self) -> bool {
-        matches!(self.stage, Stage::Counting | Stage::Looking(..))
+    /// When it goes on. There is an event when the sockets' worker has answered.
+    pub(super) const fn poll_timeout(&self) -> Option<Instant> {
+        match self.stage {
+            Stage::Idle => None,
+            Stage::Asking(until, _) => Some(until),
+            Stage::Counting | Stage::Looking(_) => Some(Instant::ZERO),
+        }
     }
 
     /// Begins, unless it has.
@@ -83,15 +106,19 @@ impl Survey {
     /// The port has gone, and another may get its number before the status is done.
     pub(super) fn forget_port(&mut self, port: PortId) {
         self.census.forget(port);
-        if let Stage::Looking(_, _, sockets) = &mut self.stage {
-            sockets.devices.remove(&port);
+        match &mut self.stage {
+            Stage::Asking(_, gone) => gone.push(port),
+            Stage::Looking(Looking { sockets: Some(sockets), .. }) => {
+                sockets.devices.remove(&port);
+            }
+            _ => {}
         }
     }
 
     /// Ports that were looked at so far.
     #[cfg(test)]
     pub(super) fn looked_at(&self) -> usize {
-        if let Stage::Looking(_, rows, _) = &self.stage { rows.len() } else { 0 }
+        if let Stage::Looking(it) = &self.stage { it.rows.len() } else { 0 }
     }
 }
 
@@ -102,35 +129,43 @@ impl Executor {
         if matches!(stage, Stage::Counting) && self.survey.census.go_on(now, &path.engine) {
             // Whoever asks from now on gets the next one.
             path.sockets.ask_for_status();
-            stage = Stage::Asking;
+            stage = Stage::Asking(now + ASKING_MAX, Vec::new());
         }
-        if matches!(stage, Stage::Asking)
-            && let Some(sockets) = path.sockets.take_status()
-        {
-            stage = Stage::Looking(0, Vec::new(), sockets);
+        if let Stage::Asking(until, gone) = &stage {
+            let mut sockets = path.sockets.take_status();
+            if let Some(sockets) = &mut sockets {
+                sockets.devices.retain(|port, _| !gone.contains(port));
+            }
+            if sockets.is_some() || *until <= now {
+                stage = Stage::Looking(Looking { next: 0, rows: Vec::new(), sockets });
+            }
         }
-        let (from, mut rows, mut sockets) = match stage {
-            Stage::Looking(from, rows, sockets) => (from, rows, sockets),
+        let Looking { next, mut rows, mut sockets } = match stage {
+            Stage::Looking(looking) => looking,
             stage => return self.survey.stage = stage,
         };
         let ports = path.ports.list.len();
-        let to = ports.min(from + PORTS_PER_TURN);
-        for id in (from..to).filter_map(|at| u16::try_from(at).ok()).map(PortId) {
+        let to = ports.min(next + PORTS_PER_TURN);
+        for id in (next..to).filter_map(|at| u16::try_from(at).ok()).map(PortId) {
             let at = path.ports.of(id);
             if !matches!(at.port, Port::Vacant) {
                 let mut row = path.port_status(now, id, at, &self.survey.census.of(id));
                 if let Some(vm) = &mut row.vm {
-                    vm.toe = sockets.devices.remove(&id);
+                    vm.toe = sockets.as_mut().and_then(|it| it.devices.remove(&id));
                 }
                 rows.push(row);
             }
         }
         if to < ports {
-            self.survey.stage = Stage::Looking(to, rows, sockets);
+            self.survey.stage = Stage::Looking(Looking { next: to, rows, sockets });
             return;
         }
-        let SocketsStatus { fabric, listener_changes, .. } = *sockets;
-        let status = WorkerStatus { ports: rows, fabric, listener_changes };
+        let sockets_late = sockets.is_none();
+        if let Some(sockets) = sockets {
+            self.survey.last = (sockets.fabric, sockets.listener_changes);
+        }
+        let (fabric, listener_changes) = self.survey.last;
+        let status = WorkerStatus { ports: rows, fabric, listener_changes, sockets_late };
         let clients = std::mem::take(&mut self.survey.waiting);
         let for_scrapes = std::mem::take(&mut self.survey.for_scrapes);
         // Those who asked may have gone.

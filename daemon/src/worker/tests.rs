@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
-use nightporter_api::{Reply, Request};
+use nightporter_api::{PortStatus, Reply, Request, ToeStatus};
 use nightporter_core::engine::{AddPortError, EngineConfig};
 use nightporter_core::limits::{FRAME_BYTES_MAX, FRAMES_PER_PORT};
 use nightporter_core::port::{GuestConfig, PortConfig, Vlans};
@@ -18,7 +18,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use super::census::FlowSums;
 use super::guests::ANNOUNCEMENTS_PER_TURN;
 use super::orders::{Order, Report, worker_mail};
-use super::survey::PORTS_PER_TURN;
+use super::survey::{ASKING_MAX, PORTS_PER_TURN};
 use super::*;
 use crate::arena_file::{self, ArenaFile};
 use crate::control::{Control, ControlServer, ControlThread, Endpoints, MetricsServer};
@@ -26,7 +26,7 @@ use crate::port::Port;
 use crate::port::guest::GuestPort;
 use crate::port::tap::TapPort;
 use crate::port::vhost_user::{VhostUserConfig, VhostUserPort};
-use crate::toe::orders::sockets_mail;
+use crate::toe::orders::{self, SocketsStatus, sockets_mail};
 use crate::vhost::listener::Access;
 
 const A: [u8; 6] = [2, 0, 0, 0, 0, 0xa];
@@ -462,4 +462,79 @@ fn a_worker_without_the_sockets_worker_that_it_had_ends() {
     bell.ring();
     let error = w.worker.run().unwrap_err();
     assert!(error.to_string().contains("sockets"), "{error}");
+}
+
+#[test]
+fn a_status_does_not_wait_for_long_for_the_sockets_worker_and_says_what_is_missing() {
+    let mut w = World::new("late", 1);
+    let (frames, mut sockets) = sockets_mail().unwrap();
+    w.worker.set_sockets(frames).unwrap();
+    let (mail, mut control) = worker_mail().unwrap();
+    w.worker.set_mail(mail).unwrap();
+    let changes = |n| Box::new(SocketsStatus { listener_changes: n, ..SocketsStatus::default() });
+    let mut asked = Vec::new();
+    let mut begin = |w: &mut World| {
+        w.worker.executor.survey.ask_for_scrapes();
+        w.worker.turn_at_once().unwrap();
+        while let Some(order) = sockets.take().unwrap() {
+            let orders::Order::Survey(number) = order else { panic!("{order:?}") };
+            asked.push(number);
+        }
+        asked.clone()
+    };
+    let mut answer = |w: &mut World| match control.take().unwrap() {
+        Some(Report::Status { status, .. }) => Some((status.listener_changes, status.sockets_late)),
+        None => None,
+        other => panic!("{other:?} at {:?}", w.worker.now),
+    };
+    // In time.
+    let numbers = begin(&mut w);
+    w.worker.path.sockets.handle_status(numbers[0], changes(7));
+    w.worker.turn_at_once().unwrap();
+    assert_eq!(answer(&mut w), Some((7, false)));
+    // Not in time: the worker wakes by itself, and counters stay.
+    begin(&mut w);
+    assert_eq!(answer(&mut w), None);
+    let wakes = w.worker.executor.poll_timeout(&w.worker.path).unwrap();
+    assert!(wakes > w.worker.now && wakes <= monotonic_now() + ASKING_MAX);
+    let Worker { executor, path, .. } = &mut w.worker;
+    executor.go_on_surveying(wakes, path);
+    assert_eq!(answer(&mut w), Some((7, true)));
+    // The late answer is no answer to the next question.
+    let numbers = begin(&mut w);
+    w.worker.path.sockets.handle_status(numbers[1], changes(8));
+    w.worker.turn_at_once().unwrap();
+    assert_eq!(answer(&mut w), None);
+    w.worker.path.sockets.handle_status(numbers[2], changes(9));
+    w.worker.turn_at_once().unwrap();
+    assert_eq!(answer(&mut w), Some((9, false)));
+}
+
+#[test]
+fn a_status_gives_nobody_the_sockets_of_the_vm_that_had_the_number_before() {
+    let mut w = World::new("forgotten", 0);
+    let _stream = front_end(&mut w, "vm0");
+    let (frames, _sockets) = sockets_mail().unwrap();
+    w.worker.set_sockets(frames).unwrap();
+    let (mail, mut control) = worker_mail().unwrap();
+    w.worker.set_mail(mail).unwrap();
+    for (number, goes) in [(1, false), (2, true)] {
+        w.worker.executor.survey.ask_for_scrapes();
+        w.worker.turn_at_once().unwrap();
+        if goes {
+            w.worker.executor.survey.forget_port(PortId(0)); // and another comes at once
+        }
+        let devices = [(PortId(0), ToeStatus::default())].into();
+        let status = SocketsStatus { devices, ..SocketsStatus::default() };
+        w.worker.path.sockets.handle_status(number, Box::new(status));
+        w.worker.turn_at_once().unwrap();
+        let mut statuses = Vec::new();
+        while let Some(report) = control.take().unwrap() {
+            if let Report::Status { status, .. } = report {
+                statuses.extend(status.ports);
+            }
+        }
+        let [PortStatus { vm: Some(vm), .. }] = &statuses[..] else { panic!("{statuses:?}") };
+        assert_eq!(vm.toe.is_none(), goes);
+    }
 }

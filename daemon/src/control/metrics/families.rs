@@ -13,6 +13,8 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
+use crate::watched::Watched;
+
 /// All metrics in the OpenMetrics text format.
 pub(super) fn render(status: Status) -> String {
     let mut registry = Registry::default();
@@ -70,6 +72,19 @@ impl Snapshot {
     ) -> fmt::Result {
         value.encode(encoder.encode_descriptor(name, help, None, kind)?)
     }
+
+    /// Writes one family with a value for each worker: frames, sockets.
+    fn worker_family(
+        encoder: &mut DescriptorEncoder<'_>,
+        (name, help, kind): (&str, &str, MetricType),
+        values: [impl EncodeMetric; 2],
+    ) -> fmt::Result {
+        let mut family = encoder.encode_descriptor(name, help, None, kind)?;
+        for (worker, value) in Watched::ALL.into_iter().zip(values) {
+            value.encode(family.encode_family(&[("worker", worker.name())])?)?;
+        }
+        Ok(())
+    }
 }
 
 impl Collector for Snapshot {
@@ -117,15 +132,18 @@ impl Snapshot {
         let build = "Always 1; the label is the version of the daemon";
         let build = e.encode_descriptor("nightporter_build_info", build, None, Gauge);
         gauge(1).encode(build?.encode_family(&[("version", status.version.as_str())])?)?;
-        let worker = "CPU time of the thread that forwards all frames; with busy_poll it counts \
-                      the polling too";
-        let worker = ("nightporter_worker_cpu_seconds", worker, Counter);
-        Self::single(e, worker, &seconds(status.worker_cpu_us))?;
+        let cpu = "CPU time of the thread that forwards all frames (frames), and of that which has \
+                   all sockets of virtual TOE (sockets); with busy_poll it counts the polling too";
+        let cpu = ("nightporter_worker_cpu_seconds", cpu, Counter);
+        let [of_frames, of_sockets] = [status.worker_cpu_us, status.sockets.cpu_us].map(seconds);
+        Self::worker_family(e, cpu, [of_frames, of_sockets])?;
         let lost = "Log lines that were not written";
         let lost = ("nightporter_log_lines_lost", lost, Counter);
         Self::single(e, lost, &count(status.log_lines_lost))?;
-        let stalls = "Turns of the worker that took longer than a second";
-        Self::single(e, ("nightporter_stalls", stalls, Counter), &count(status.stalls))?;
+        let stalls = "Turns of the thread that took longer than a second: frames of all VMs \
+                      stood, or the sockets of all by virtual TOE";
+        let stalls = ("nightporter_stalls", stalls, Counter);
+        Self::worker_family(e, stalls, [count(status.stalls), count(status.sockets.stalls)])?;
         let refused = "System calls that were refused, because the daemon makes none of them";
         let refused = ("nightporter_refused_calls", refused, Counter);
         Self::single(e, refused, &count(status.refused_calls))?;

@@ -3,7 +3,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use nightporter_api::{BoostAccount, PortStatus, VmStatus};
+use nightporter_api::{BoostAccount, PortStatus, SocketsStatus, VmStatus};
 use nightporter_core::counters::VmCounters;
 use nightporter_core::drops::DropReason;
 use nightporter_core::tcp::flow::State;
@@ -33,6 +33,7 @@ fn full() -> Status {
         pid: 7,
         uptime_s: 61,
         worker_cpu_us: 2_250_000,
+        sockets: SocketsStatus { stalls: 3, cpu_us: 1_500_000, late: false }.into(),
         ports: vec![tap, web1],
         ..Status::default()
     }
@@ -114,7 +115,14 @@ fn counters_have_the_names_of_their_samples_in_text_and_not_in_openmetrics() {
     let text = text();
     assert!(text.contains("# TYPE nightporter_frames_total counter\nnightporter_frames_total{"));
     assert!(text.contains("\nnightporter_build_info{version=\"1.2.3\"} 1\n"), "{text}");
-    assert!(text.contains("\nnightporter_worker_cpu_seconds_total 2.25\n"), "{text}");
+    for sample in [
+        "worker_cpu_seconds_total{worker=\"frames\"} 2.25",
+        "worker_cpu_seconds_total{worker=\"sockets\"} 1.5",
+        "stalls_total{worker=\"frames\"} 0",
+        "stalls_total{worker=\"sockets\"} 3",
+    ] {
+        assert!(text.contains(&format!("\nnightporter_{sample}\n")), "{text}");
+    }
     assert!(text.contains("\nnightporter_boost_favoured_seconds_total{port=\"web1\"} 1.5\n"));
     assert!(text.contains("\nnightporter_link_up{port=\"lan\",kind=\"tap\"} 0\n"), "{text}");
     assert!(!text.contains("# EOF"));
