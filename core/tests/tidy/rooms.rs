@@ -196,7 +196,8 @@ impl Module {
         let mut module = Self { file: file.path.clone(), ..Self::default() };
         let mut at = 0;
         while at < words.len() {
-            if words[at] == "use" {
+            // `use<'a>` of a return type imports nothing.
+            if words[at] == "use" && words.get(at + 1).is_none_or(|word| word != "<") {
                 at = use_tree(&words, at + 1, &Vec::new(), &mut module.uses);
                 continue;
             }
