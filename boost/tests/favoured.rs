@@ -5,7 +5,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Booster, Cgroup, Hog, SOON, within};
+use common::{Booster, Cgroup, Hog, SOON, skips, within};
 use nightporter_api::BoostAccount;
 use nightporter_boost::protocol::{Claim, Order};
 use nix::sys::signal::Signal;
@@ -76,7 +76,7 @@ fn bst_01_a_boost_begins_when_somebody_else_wants_the_core() {
     let account = booster.account_after(1, |booster| booster.says(&boost), runs);
     let [used, waited] = hog.times();
     if account.boosts > 0 && waited > 0.2 * used {
-        eprintln!("SKIPPED: something else has the core: {used} s, and {waited} s of waiting");
+        skips(&format!("alone: something else has the core: {used} s, and {waited} s of waiting"));
         return;
     }
     assert_eq!(account.boosts, 0, "alone on its core, {used} s, {waited} s: {account:?}");
@@ -334,9 +334,9 @@ fn bst_02_over_seconds_a_boosted_vm_has_no_more_than_its_share() {
         let [(without, core), (with, core_with)] = shares(&cgroups, means);
         // What a VM is due is known from before its boosts.
         if core.min(core_with) < 0.5 || (core - core_with).abs() > 0.06 {
-            eprintln!(
-                "SKIPPED, {means}: a busy core, {core:.2} and {core_with:.2} of it for these"
-            );
+            skips(&format!(
+                "shares, {means}: a busy core, {core:.2} and {core_with:.2} of it for these"
+            ));
             continue;
         }
         // It may be a little less where the machine's other work changes all the time.

@@ -100,10 +100,12 @@ fn counted_log(log: &mut Log, frame: &[u8]) {
     black_box(log).push(Instant::ZERO, (Side::Net, Way::ToGuest), &[black_box(frame)]);
 }
 
-/// The monitor's row.
-fn run_log(payload: usize, turns: usize) {
+/// The monitor's rows: full frames, and ACKs.
+const LOG_PATHS: [&str; 2] = ["monitor", "monitor-ack"];
+
+fn run_log(path: &str, payload: usize, turns: usize) {
     let mut log = Log::new(0);
-    let frame = vec![0; payload + 66];
+    let frame = vec![0; if path == LOG_PATHS[0] { payload + 66 } else { 66 }];
     for turn in 0..turns {
         counted_log(&mut log, &frame);
         if turn % BATCH == 0 {
@@ -310,7 +312,9 @@ fn drive() -> Result<(), Error> {
     for (row, count) in flood {
         println!("{row:<10} {count:>7.0}");
     }
-    println!("{:<10} {:>7.0}", "monitor", instructions(&dir, "monitor")?.turn);
+    for path in LOG_PATHS {
+        println!("{path:<11} {:>6.0}", instructions(&dir, path)?.turn);
+    }
     println!("\npath           flows      ns   (per packet, in turns of {BATCH})");
     let mut times = Vec::new();
     for path in PATHS {
@@ -361,8 +365,8 @@ fn main() -> Result<(), Error> {
             println!("{}", json!({}));
             Ok(())
         }
-        [path, _, payload, _, turns] if path == "monitor" => {
-            run_log(payload.parse()?, turns.parse()?);
+        [path, _, payload, _, turns] if LOG_PATHS.contains(&path.as_str()) => {
+            run_log(path, payload.parse()?, turns.parse()?);
             println!("{}", json!({}));
             Ok(())
         }

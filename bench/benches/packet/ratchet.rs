@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::{Error, flood_instructions, instructions};
+use super::{Error, LOG_PATHS, flood_instructions, instructions};
 
 /// From the pinned count to where the check fails, both ways: two in a hundred.
 const HAIR: f64 = 0.02;
@@ -27,7 +27,7 @@ pub(crate) fn check(dir: &Path) -> Result<(), Error> {
         let now = match row {
             "early-ack" => early_ack.engine,
             "turn" => early_ack.turn,
-            "monitor" => instructions(dir, "monitor")?.turn,
+            path if LOG_PATHS.contains(&path) => instructions(dir, path)?.turn,
             _ if let Some((_, count)) = of_flood => *count,
             path => instructions(dir, path)?.engine,
         };

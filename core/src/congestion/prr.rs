@@ -7,6 +7,7 @@
 //! burst.
 
 use crate::wire::saved::saved;
+
 /// One reduction.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Prr {

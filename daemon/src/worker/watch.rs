@@ -214,12 +214,9 @@ struct Monitored {
 impl Monitored {
     fn see(&mut self, crossing: &Crossing<'_>) {
         // Headers are in the first piece.
-        let Some(&[d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5]) =
-            crossing.parts.first().and_then(|part| part.first_chunk())
-        else {
-            return;
-        };
-        let (to, from) = (Some([d0, d1, d2, d3, d4, d5]), Some([s0, s1, s2, s3, s4, s5]));
+        let macs = crossing.parts.first().and_then(|part| part.first_chunk::<12>());
+        let Some(([to, from], _)) = macs.map(|macs| macs.as_chunks()) else { return };
+        let (to, from) = (Some(*to), Some(*from));
         let place = match (crossing.at == self.port, crossing.way) {
             (true, Direction::FromPort) => {
                 self.mac = from;
