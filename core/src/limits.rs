@@ -355,6 +355,8 @@ pub const TIMER_FLOOR: Duration = Duration::from_millis(2);
 pub const TIMER_FLOOR_PAUSED: Duration = Duration::from_millis(100);
 /// A smaller MSS option, timestamps included, counts as this one (`tcp_min_snd_mss` of Linux 6.18).
 pub const MSS_MIN: u16 = 48;
+/// So no segment of full length has less payload, behind timestamps.
+pub const PAYLOAD_MIN: u16 = MSS_MIN - 12;
 /// Older `ts.recent` does not count for PAWS (SNOOP-04, RFC 7323 section 5.5): a clock of
 /// microseconds has gone half way round by then (`TCP_PAWS_WRAP` of Linux 6.7 and later, which has
 /// such clocks; before, and with clocks of milliseconds, it was 24 days).

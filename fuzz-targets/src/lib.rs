@@ -16,6 +16,7 @@ pub mod etcd;
 pub mod flow;
 pub mod helpers;
 pub mod icmp;
+pub mod images;
 pub mod messages;
 pub mod overlay;
 pub mod packets;
@@ -55,6 +56,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "helpers", run: helpers::run, seeds: helpers::seeds },
     Target { name: "etcd", run: etcd::run, seeds: etcd::seeds },
     Target { name: "arena", run: arena::run, seeds: arena::seeds },
+    Target { name: "images", run: images::run, seeds: images::seeds },
     Target { name: "config", run: config::run, seeds: config::seeds },
     Target { name: "flow", run: flow::run, seeds: flow::seeds },
     Target { name: "rings", run: rings::run, seeds: rings::seeds },

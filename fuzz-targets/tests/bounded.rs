@@ -158,6 +158,11 @@ fn an_arena_in_any_state_is_taken_over_or_refused() {
 }
 
 #[test]
+fn connections_from_a_host_that_lies_are_refused_or_go_on() {
+    survives("images", 3000);
+}
+
+#[test]
 fn every_configuration_is_right_or_refused_with_words_that_help() {
     survives("config", 1500);
 }

@@ -30,7 +30,7 @@ pub struct RttEstimator {
 }
 
 saved! {
-    RttEstimator { srtt, variance, min, min_since as Wall, initial, backoffs }
+    RttEstimator { srtt, variance, min as OrNone, min_since as Wall, initial, backoffs }
     check |it| {
         let is_short = |span: &Duration| span.as_nanos() <= NUMBER_MAX / 8;
         [it.srtt, it.variance, it.initial].iter().all(is_short)

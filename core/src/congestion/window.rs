@@ -8,6 +8,7 @@
 //! goes on.
 
 use crate::congestion::controller::Ack;
+use crate::limits::PAYLOAD_MIN;
 use crate::time::Duration;
 use crate::wire::saved::{BadImage, Reader, Saved, Writer, saved};
 
@@ -38,22 +39,32 @@ pub struct Window {
     mss: u64,
     /// Rounds of the first slow start; later ones know where they end.
     rounds: Rounds,
-    /// `cwnd`, `ssthresh` and rounds before reductions that may have been for nothing.
-    before: (u64, u64, Rounds),
+    /// As it was before reductions that may have been for nothing.
+    before: Kept,
 }
+
+/// A window that may come back.
+#[derive(Clone, Copy, Debug)]
+struct Kept {
+    cwnd: u64,
+    ssthresh: u64,
+    rounds: Rounds,
+}
+
+saved!(Kept { cwnd, ssthresh as OrNone, rounds });
 
 /// No window is larger: twice what a window field can show, and products with one fit 64 bits.
 pub(super) const WINDOW_MAX: u64 = 1 << 31;
 
 saved! {
-    Window { cwnd, ssthresh, mss, rounds, before }
+    Window { cwnd, ssthresh as OrNone, mss, rounds, before }
     check |it| {
         let is_window = |cwnd: u64, ssthresh: u64| {
             cwnd <= WINDOW_MAX && (ssthresh <= WINDOW_MAX || ssthresh == u64::MAX)
         };
-        let (cwnd, ssthresh, _) = it.before;
-        let is_mss = (1..=u64::from(u16::MAX)).contains(&it.mss);
-        is_mss && it.cwnd > 0 && is_window(it.cwnd, it.ssthresh) && is_window(cwnd, ssthresh)
+        let is_mss = (PAYLOAD_MIN.into()..=u64::from(u16::MAX)).contains(&it.mss);
+        is_mss && it.cwnd > 0 && is_window(it.cwnd, it.ssthresh)
+            && is_window(it.before.cwnd, it.before.ssthresh)
     }
 }
 
@@ -62,7 +73,7 @@ impl Window {
     #[must_use]
     pub fn new(mss: u64, cwnd: u64) -> Self {
         let (ssthresh, rounds) = (u64::MAX, Rounds::new());
-        Self { cwnd, ssthresh, mss, rounds, before: (cwnd, ssthresh, rounds) }
+        Self { cwnd, ssthresh, mss, rounds, before: Kept { cwnd, ssthresh, rounds } }
     }
 
     /// A window of `cwnd` bytes of a path that is known: slow start ends at `ssthresh`.
@@ -157,12 +168,13 @@ impl Window {
 
     /// Reductions may follow that are for nothing.
     pub const fn keep(&mut self) {
-        self.before = (self.cwnd, self.ssthresh, self.rounds);
+        let Self { cwnd, ssthresh, rounds, .. } = *self;
+        self.before = Kept { cwnd, ssthresh, rounds };
     }
 
     /// All reductions since [`Self::keep`] are undone.
     pub fn undo(&mut self) {
-        let (cwnd, ssthresh, rounds) = self.before;
+        let Kept { cwnd, ssthresh, rounds } = self.before;
         self.cwnd = self.cwnd.max(cwnd);
         (self.ssthresh, self.rounds) = (ssthresh, rounds);
     }
@@ -189,7 +201,7 @@ struct Rounds {
     phase: Phase,
 }
 
-saved!(Rounds { end, before, shortest, samples, phase });
+saved!(Rounds { end, before as OrNone, shortest as OrNone, samples, phase });
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Phase {

@@ -20,6 +20,7 @@ use crate::tcp::flow::Flow;
 use crate::tcp::saved::Arrival;
 use crate::tcp::vm::MovedVm;
 use crate::time::Instant;
+use crate::wire::packet::{Eth, IpAddr16};
 use crate::wire::saved::{BadImage, Clocks, Reader, Saved, Writer};
 
 const MAGIC: [u8; 8] = *b"NPIMAGE\n";
@@ -51,6 +52,21 @@ pub enum ImportError {
     InUse,
     /// The VM's budget, the table or the arena has too little room for all of them.
     NoRoom,
+}
+
+/// Records and pages that are left for flows that arrive.
+struct Room {
+    records: usize,
+    pages: u64,
+}
+
+impl Room {
+    /// One of the flows finds its place.
+    fn take(&mut self, arrival: &Arrival<'_>) -> Option<()> {
+        self.records = self.records.checked_sub(usize::from(arrival.has_record))?;
+        self.pages = self.pages.checked_sub(arrival.flow.place_pages())?;
+        Some(())
+    }
 }
 
 impl From<BadImage> for ImportError {
@@ -181,16 +197,20 @@ impl Engine<'_> {
         let running = if is_empty { own.max(moved.running(now)) } else { own };
         image.set_running(running);
         let count = usize::try_from(u32::of_saved(&mut image)?).unwrap_or(usize::MAX);
+        let mut room = self.room_for(port, count).ok_or(ImportError::NoRoom)?;
         let mut arrivals = Vec::new();
         for _ in 0..count {
-            arrivals.push(Arrival::of_saved(&mut image, port.0)?);
+            let arrival = Arrival::of_saved(&mut image, port.0)?;
+            room.take(&arrival).ok_or(ImportError::NoRoom)?;
+            arrivals.push(arrival);
         }
         let acks = take_numbers(&mut image, count)?;
         let ready = take_numbers(&mut image, count)?;
         if image.left() > 0 {
             return Err(BadImage::Damaged.into());
         }
-        self.check_arrivals(now, port, &arrivals)?;
+        let sources = self.check_arrivals(port, &arrivals)?;
+        self.networks.of_mut(port).learn_arrivals(now, port, &sources);
         if is_empty && let Some(p) = self.port_mut(port) {
             p.vm.go_on(now, running, moved);
         }
@@ -210,23 +230,22 @@ impl Engine<'_> {
         Ok(imported)
     }
 
-    /// There is room for all of them, and the guest may use their addresses.
+    /// The room that flows of the VM of `port` find here, if there is room for so many.
+    fn room_for(&self, port: PortId, flows: usize) -> Option<Room> {
+        let vm = self.vm(port)?;
+        let arena = &self.common.arena;
+        let in_budget = vm.budget_pages.saturating_sub(vm.reserved_pages);
+        let pages = in_budget.min(arena.free_pages() as u64);
+        let room = Room { records: arena.free_records(), pages };
+        self.flows.has_room_for(port.0, flows).then_some(room)
+    }
+
+    /// No other flow is in their place, and the guest may use their addresses, which are these.
     fn check_arrivals(
-        &mut self,
-        now: Instant,
+        &self,
         port: PortId,
         arrivals: &[Arrival<'_>],
-    ) -> Result<(), ImportError> {
-        let records = arrivals.iter().filter(|arrival| arrival.has_record).count();
-        let pages: u64 = arrivals.iter().map(|arrival| arrival.flow.place_pages()).sum();
-        let Some(vm) = self.vm(port) else { return Err(ImportError::NoGuest) };
-        let in_budget = vm.reserved_pages + pages <= vm.budget_pages;
-        let in_table = self.flows.has_room_for(port.0, arrivals.len());
-        let in_arena = records <= self.common.arena.free_records()
-            && pages <= self.common.arena.free_pages() as u64;
-        if !(in_budget && in_table && in_arena) {
-            return Err(ImportError::NoRoom);
-        }
+    ) -> Result<Vec<(Eth, IpAddr16)>, ImportError> {
         let mut keys: Vec<&FlowKey> = arrivals.iter().map(|arrival| &arrival.key).collect();
         keys.sort_unstable_by_key(|key| (key.r_addr, key.g_addr, key.r_port, key.g_port, key.vlan));
         let is_twice = keys.windows(2).any(|pair| pair[0] == pair[1]);
@@ -236,12 +255,11 @@ impl Engine<'_> {
         if is_twice || arrivals.iter().any(is_live) {
             return Err(ImportError::InUse);
         }
-        for Arrival { key, flow, .. } in arrivals {
-            let eth = flow.eth(key).ok_or(BadImage::Impossible("Template"))?;
-            let switch = self.networks.of_mut(port);
-            switch.check_arrival(now, port, &eth, key.g_addr).map_err(ImportError::Spoofed)?;
-        }
-        Ok(())
+        let source = |Arrival { key, flow, .. }: &Arrival<'_>| Some((flow.eth(key)?, key.g_addr));
+        let sources: Option<Vec<_>> = arrivals.iter().map(source).collect();
+        let sources = sources.ok_or(BadImage::Impossible("Template"))?;
+        self.networks.of(port).check_arrivals(port, &sources).map_err(ImportError::Spoofed)?;
+        Ok(sources)
     }
 
     /// A flow takes its place in this engine.
@@ -273,6 +291,11 @@ impl Engine<'_> {
         let (key, flow) = self.flows.entry_mut(id)?;
         let mut cx = context(now, id, key, &mut self.ports, &mut self.common)?;
         Some(f(flow, &mut cx))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn mac_of(&self, port: PortId) -> Option<crate::switch::Mac> {
+        self.networks.of(port).mac_of(port)
     }
 
     fn announce_ready(&mut self, port: PortId) {

@@ -1,7 +1,7 @@
 //! The out-of-order bytes of a flow: sorted, disjoint, bounded ranges (SNOOP-10, SNOOP-11).
 
 use crate::limits::OOO_RANGES_MAX;
-use crate::wire::saved::{BadImage, NUMBER_MAX, Reader, Saved, Writer, saved};
+use crate::wire::saved::{BadImage, Reader, Saved, Writer, saved};
 
 /// A half-open range of unwrapped sequence numbers.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -62,11 +62,11 @@ impl Saved for Ranges {
         }
         let last_stamp = u64::of_saved(image)?;
         let apart = ranges.windows(2).all(|pair| pair[0].end < pair[1].start);
-        let known = |r: &Range| r.start < r.end && r.end <= NUMBER_MAX && r.stamp <= last_stamp;
+        let known = |r: &Range| r.start < r.end && r.stamp <= last_stamp;
         let mut stamps: Vec<u64> = ranges.iter().map(|range| range.stamp).collect();
         stamps.sort_unstable();
         stamps.dedup();
-        let distinct = stamps.len() == ranges.len() && last_stamp <= NUMBER_MAX;
+        let distinct = stamps.len() == ranges.len();
         if ranges.len() > OOO_RANGES_MAX || !apart || !distinct || !ranges.iter().all(known) {
             return Err(BadImage::Impossible("Ranges"));
         }

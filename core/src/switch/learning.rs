@@ -155,8 +155,8 @@ impl Switch {
     }
 
     /// Whether the guest of `port` has no MAC yet, and this one is free.
-    fn may_have(&mut self, port: PortId, mac: Mac) -> bool {
-        let has_none = self.guest_mut(port).is_some_and(|guest| guest.mac.is_none());
+    pub(super) fn may_have(&self, port: PortId, mac: Mac) -> bool {
+        let has_none = self.guest(port).is_some_and(|guest| guest.mac.is_none());
         let is_one = !is_group(mac) && mac != [0; 6];
         has_none && is_one && self.told(mac).is_none() && self.guest_with(mac).is_none()
     }

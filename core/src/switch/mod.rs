@@ -397,17 +397,13 @@ impl Switch {
         if guest.owns(ip) || guest.needs_no_list(ip) {
             return Ok(());
         }
-        let vlan = guest.vlan();
-        if !is_host_address(ip) || self.is_listed(ip, vlan) {
+        if !self.may_use(port, ip) {
             return Err(DropReason::SpoofedIp);
         }
-        match self.guest_mut(port).map(|guest| &mut guest.ips) {
-            Some(Ips::Learned(learned)) => {
-                learning::learn_ip(learned, now, ip);
-                Ok(())
-            }
-            _ => Err(DropReason::SpoofedIp),
+        if let Some(Ips::Learned(learned)) = self.guest_mut(port).map(|guest| &mut guest.ips) {
+            learning::learn_ip(learned, now, ip);
         }
+        Ok(())
     }
 
     fn has_list(&self, port: PortId) -> bool {

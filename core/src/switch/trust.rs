@@ -1,7 +1,7 @@
 //! Guests that are believed as an uplink is: other stations may be behind them, as behind a router,
 //! a bridge, or a machine with guests of its own.
 
-use super::{Mac, Switch, is_group, is_static_key};
+use super::{Mac, Switch, is_group, is_host_address, is_static_key};
 use crate::drops::DropReason;
 use crate::port::PortId;
 use crate::time::Instant;
@@ -44,21 +44,51 @@ impl Switch {
         }
     }
 
-    /// Whether H may make frames with these source addresses in the name of the guest of `port`: a
-    /// connection of it arrives from another host. Learns as [`Switch::check_source`] does.
+    /// Whether H may make frames with these source addresses in the name of the guest of `port`:
+    /// its connections arrive from another host. Where the guest was, its MAC may have been heard a
+    /// moment ago. Nothing is learned.
     ///
     /// # Errors
     /// The guest may not send such frames itself.
-    pub fn check_arrival(
-        &mut self,
-        now: Instant,
+    pub fn check_arrivals(
+        &self,
         port: PortId,
-        eth: &Eth,
-        ip: IpAddr16,
+        sources: &[(Eth, IpAddr16)],
     ) -> Result<(), DropReason> {
-        self.check_vlan(port, eth)?;
-        self.check_mac(now, port, eth.vlan, eth.src)?;
-        self.check_ip(now, port, ip)
+        for (eth, ip) in sources {
+            self.check_vlan(port, eth)?;
+            let may_have = match self.guest(port) {
+                Some(guest) if guest.mac == Some(eth.src) => true,
+                Some(guest) if guest.trusted => self.check_station(port, eth.src).is_ok(),
+                Some(_) => self.may_have(port, eth.src) && eth.src == sources[0].0.src,
+                None => true,
+            };
+            if !may_have {
+                return Err(DropReason::SpoofedMac);
+            }
+            if !self.may_use(port, *ip) {
+                return Err(DropReason::SpoofedIp);
+            }
+        }
+        Ok(())
+    }
+
+    /// They have arrived: what the guest's own frames would teach is learned. A MAC that was heard
+    /// elsewhere is not taken from there; the guest's VMM announces it (SEND_RARP).
+    pub fn learn_arrivals(&mut self, now: Instant, port: PortId, sources: &[(Eth, IpAddr16)]) {
+        for (eth, ip) in sources {
+            if self.check_mac(now, port, eth.vlan, eth.src).is_ok() {
+                let _ = self.check_ip(now, port, *ip);
+            }
+        }
+    }
+
+    /// Whether the guest of `port` has this IP, or may be the first to use it.
+    pub(super) fn may_use(&self, port: PortId, ip: IpAddr16) -> bool {
+        self.guest(port).is_none_or(|guest| {
+            let is_free = is_host_address(ip) && !self.is_listed(ip, guest.vlan());
+            guest.owns(ip) || guest.needs_no_list(ip) || (is_free && !guest.has_list())
+        })
     }
 
     /// Whether a station with this MAC may be behind a trusted guest: no other guest here has it,

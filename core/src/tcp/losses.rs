@@ -7,7 +7,7 @@ use crate::tcp::outbound::RemoteSack;
 use crate::tcp::outbound::flooded::{Before, Flooded};
 use crate::tcp::sender::{Path, Recovery};
 use crate::time::Instant;
-use crate::wire::saved::{BadImage, NUMBER_MAX, Reader, Saved, Writer, saved};
+use crate::wire::saved::{BadImage, Reader, Saved, Writer, saved};
 
 /// State that is needed only while segments are missing.
 #[derive(Debug, Default)]
@@ -60,7 +60,7 @@ saved! {
     reset {
         flooded = None, // handed back before (FLOOD-32)
     }
-    check |it| it.vain < limits::WINDOW_PROBES_MAX && it.unsent.max(it.promised) <= NUMBER_MAX
+    check |it| it.vain < limits::WINDOW_PROBES_MAX
 }
 
 /// Segments for an end are shorter, for a while.
@@ -72,7 +72,10 @@ pub(crate) struct Narrow {
     pub(crate) until: Instant,
 }
 
-saved!(Narrow { mss_before, until as Wall } check |it| it.mss_before > 0);
+saved! {
+    Narrow { mss_before, until as Wall }
+    check |it| it.mss_before >= limits::PAYLOAD_MIN
+}
 
 /// What an idle flow takes for which H has sent.
 const _: () = assert!(size_of::<Known>() + size_of::<Before>() <= limits::SENDER_MEMORY_BYTES);

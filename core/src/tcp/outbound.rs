@@ -12,7 +12,7 @@ mod intake;
 
 use crate::limits;
 use crate::wire::packet::{SackBlocks, Tcp, TcpFlags, Timestamps};
-use crate::wire::saved::{NUMBER_MAX, saved};
+use crate::wire::saved::saved;
 use crate::wire::seq::Seq;
 
 /// The news in an acknowledgement of R.
@@ -73,7 +73,7 @@ pub(crate) struct Outbound {
 saved!(Outbound {
     una, sent, isn, window_seq, window_max, absorbed_acks, window, unseen_acks, syn_copies,
     guest_is_client, fin_sent, ece_to_guest, ack_to_guest_due,
-} check |it| it.una <= NUMBER_MAX && it.sent <= NUMBER_MAX && it.unseen_acks <= limits::AHEAD_ACKS);
+} check |it| it.unseen_acks <= limits::AHEAD_ACKS);
 
 impl Outbound {
     /// Nothing but G's SYN or SYN-ACK was seen; its stream begins with `first`.

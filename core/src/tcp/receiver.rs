@@ -93,13 +93,13 @@ pub(crate) struct Receiver {
 
 saved! {
     Receiver {
-        next, edge, fin, passed, early_acked_bytes, acks, out_of_order, buffer_bytes,
+        next, edge, fin as OrNone, passed, early_acked_bytes, acks, out_of_order, buffer_bytes,
         reserved_pages, ece, odd, filled,
     }
     reset {
         record = None, // import takes one of its own arena
     }
-    check |it| it.edge >= it.next && it.fin >= it.next && it.passed < NONE
+    check |it| it.edge >= it.next && it.fin >= it.next
 }
 
 impl Receiver {

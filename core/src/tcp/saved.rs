@@ -14,7 +14,7 @@
 
 use crate::flow::key::FlowKey;
 use crate::limits::{
-    ANSWERED_AHEAD_MAX, FLOW_BUFFER_MAX, MSS_MIN, RETRANSMISSIONS_MAX, T_IDLE, pages_for,
+    ANSWERED_AHEAD_MAX, FLOW_BUFFER_MAX, PAYLOAD_MIN, RETRANSMISSIONS_MAX, T_IDLE, pages_for,
 };
 use crate::store::arena::Arena;
 use crate::store::flow_store::FlowStore;
@@ -120,9 +120,8 @@ impl Flow {
             self.outbound.sent(),
         ];
         let numbered = numbers.iter().all(|n| (NUMBER_MIN..=NUMBER_MAX / 2).contains(n));
-        let counted = receiver.early_acked_bytes() <= NUMBER_MAX
-            && self.sender.retransmissions().max(self.outbound.absorbed_acks())
-                <= RETRANSMISSIONS_MAX;
+        let counted =
+            self.sender.retransmissions().max(self.outbound.absorbed_acks()) <= RETRANSMISSIONS_MAX;
         let placed = match self.state() {
             State::On | State::Drain => self.has_possible_place(has_record),
             State::Abort => !has_place && receiver.out_of_order().is_empty(),
@@ -141,8 +140,7 @@ impl Flow {
     fn has_possible_place(&self, has_record: bool) -> bool {
         let (receiver, options) = (&self.receiver, &self.options);
         let (pages, buffer) = (self.place_pages(), u64::from(receiver.buffer_bytes()));
-        let least = MSS_MIN - 12; // behind timestamps
-        let segments = options.mss_to_guest >= least && options.mss_to_net > 0;
+        let segments = options.mss_to_guest.min(options.mss_to_net) >= PAYLOAD_MIN;
         let placed = if pages > 0 {
             let slack = 1 << options.shift_g;
             has_record

@@ -13,7 +13,8 @@ use crate::time::{Duration, Instant};
 use crate::wire::packet::{IpAddr16, IpVersion, SackBlocks, Seq};
 
 /// No sequence number, count or time of ours is larger: a stream gets there in 1,169 years at 1
-/// Gbit/s. So sums of two never overflow. `u64::MAX` stands for "none", or "without limit".
+/// Gbit/s. So sums of two never overflow. Where `u64::MAX` stands for "none", or "without limit", a
+/// list of fields says so ([`OrNone`]).
 pub const NUMBER_MAX: u64 = 1 << 62;
 
 /// Why bytes are not an image, or not one that may be used.
@@ -234,8 +235,43 @@ impl Saved for u64 {
 
     fn of_saved(image: &mut Reader<'_>) -> Result<Self, BadImage> {
         let number = image.array().map(Self::from_le_bytes)?;
-        let is_ours = number <= NUMBER_MAX || number == Self::MAX;
+        if number <= NUMBER_MAX { Ok(number) } else { Err(BadImage::Impossible("number")) }
+    }
+}
+
+/// A number or span that may be its type's largest: there is none, or it has no limit.
+#[derive(Debug)]
+pub struct OrNone;
+
+impl SavedAs<u64> for OrNone {
+    fn put(number: &u64, image: &mut Writer) {
+        number.saved(image);
+    }
+
+    fn take(image: &mut Reader<'_>) -> Result<u64, BadImage> {
+        let number = Bits::take(image)?;
+        let is_ours = number <= NUMBER_MAX || number == u64::MAX;
         if is_ours { Ok(number) } else { Err(BadImage::Impossible("number")) }
+    }
+}
+
+impl SavedAs<Duration> for OrNone {
+    fn put(span: &Duration, image: &mut Writer) {
+        span.saved(image);
+    }
+
+    fn take(image: &mut Reader<'_>) -> Result<Duration, BadImage> {
+        <Self as SavedAs<u64>>::take(image).map(Duration::from_nanos)
+    }
+}
+
+impl SavedAs<[Duration; 2]> for OrNone {
+    fn put(spans: &[Duration; 2], image: &mut Writer) {
+        spans.saved(image);
+    }
+
+    fn take(image: &mut Reader<'_>) -> Result<[Duration; 2], BadImage> {
+        Ok([Self::take(image)?, Self::take(image)?])
     }
 }
 

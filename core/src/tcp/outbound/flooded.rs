@@ -83,8 +83,8 @@ pub(crate) struct Before {
 }
 
 saved! {
-    Before { learned, ceiling, proven, trial, keeps_pace }
-    check |it| it.ceiling > 0
+    Before { learned, ceiling as OrNone, proven, trial, keeps_pace }
+    check |it| it.ceiling >= limits::PAYLOAD_MIN.into()
 }
 
 impl Flooded {

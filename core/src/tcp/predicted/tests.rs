@@ -209,6 +209,11 @@ impl<'m> Side<'m> {
         self.step(Step::FromNet(Wish { len, ..Wish::PLAIN }));
     }
 
+    /// So many bytes of R are lost.
+    pub(in crate::tcp) fn skips_bytes(&mut self, len: usize) {
+        self.next[0] += small(len);
+    }
+
     /// G does.
     pub(in crate::tcp) fn hands_over(&mut self, len: usize) {
         self.step(Step::FromGuest(Wish { len, ..Wish::PLAIN }));
@@ -223,13 +228,17 @@ impl<'m> Side<'m> {
     /// Frames without an IP packet.
     fn hears_of_both(&mut self) {
         self.transmits();
-        for (from, mac) in [(UPLINK, 1), (GUEST, 2)] {
-            let macs = [[0xff; 6], [2, 0, 0, 0, 0, mac]].concat();
-            let tag: &[u8] = if self.shape.tagged { &[0x81, 0, 0, 7] } else { &[] };
-            let mut frame = [&macs[..], tag, &[0x88, 0xb5], &[0; 46]].concat();
-            let hdr = &mut VirtioNetHdr::default();
-            let _ = self.engine.handle_frame(self.now, from, hdr, &mut frame);
-        }
+        self.is_heard_at(UPLINK, 1);
+        self.is_heard_at(GUEST, 2);
+    }
+
+    /// A station sends such a frame.
+    pub(in crate::tcp) fn is_heard_at(&mut self, from: PortId, mac: u8) {
+        let macs = [[0xff; 6], [2, 0, 0, 0, 0, mac]].concat();
+        let tag: &[u8] = if self.shape.tagged { &[0x81, 0, 0, 7] } else { &[] };
+        let mut frame = [&macs[..], tag, &[0x88, 0xb5], &[0; 46]].concat();
+        let hdr = &mut VirtioNetHdr::default();
+        let _ = self.engine.handle_frame(self.now, from, hdr, &mut frame);
     }
 
     /// A segment of either end. A SYN has options for a payload, which its header then covers.

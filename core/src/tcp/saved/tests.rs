@@ -2,8 +2,11 @@
 //! random step a second engine imports what the first one exports; from then on both get the same
 //! frames.
 
+use crate::drops::DropReason;
 use crate::engine::{ExportError, ImportError};
 use crate::flow::table::FlowId;
+use crate::limits::PAYLOAD_MIN;
+use crate::port::{GuestConfig, PortConfig};
 use crate::store::arena::Arena;
 use crate::tcp::flow::Flow;
 use crate::tcp::predicted::tests::{GUEST, PAGES, Shape, Side, Step, UPLINK, shape, step};
@@ -181,13 +184,87 @@ fn an_image_speaks_for_its_own_guest_alone() {
     let mut other = Side::other(there.as_mut_bytes(), plain());
     // The source MAC of the flow's frames.
     let l2 = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
-    let at = image.windows(l2.len()).position(|bytes| bytes == l2).expect("a template");
+    let at = place(&image, &l2);
     let mut forged = image.clone();
     forged[at + 11] = 7;
     Side::seal(&mut forged);
     let refused = other.engine.import(other.now, GUEST, &forged);
     assert!(matches!(refused, Err(ImportError::Spoofed(_))), "{refused:?}");
     assert_eq!(other.engine.flows_len(), 0);
+}
+
+/// Where bytes are in an image.
+fn place(image: &[u8], bytes: &[u8]) -> usize {
+    image.windows(bytes.len()).position(|window| window == bytes).expect("they are there")
+}
+
+/// The guest's MAC is not configured.
+fn has_no_mac(side: &mut Side<'_>, ips: Option<Vec<core::net::IpAddr>>) {
+    let config = side.engine.port_config(GUEST).and_then(PortConfig::as_guest).cloned();
+    let config = GuestConfig { mac: None, ips, ..config.expect("a guest") };
+    side.engine.set_guest(side.now, GUEST, config).expect("there is room");
+}
+
+#[test]
+fn an_image_that_is_refused_teaches_nothing() {
+    let (mut here, mut there) = (memory(), memory());
+    let (_, image) = image_of(&mut here);
+    let mut other = Side::other(there.as_mut_bytes(), plain());
+    let others: core::net::IpAddr = [10, 0, 0, 77].into();
+    has_no_mac(&mut other, Some(vec![others]));
+    let refused = other.engine.import(other.now, GUEST, &image);
+    assert_eq!(refused, Err(ImportError::Spoofed(DropReason::SpoofedIp)));
+    assert_eq!(other.engine.mac_of(GUEST), None);
+    has_no_mac(&mut other, None);
+    assert_eq!(other.engine.import(other.now, GUEST, &image).map(|it| it.flows), Ok(1));
+    assert_eq!(other.engine.mac_of(GUEST), Some([2, 0, 0, 0, 0, 2]));
+}
+
+#[test]
+fn flows_arrive_before_their_guest_is_announced_and_take_its_mac_from_nobody() {
+    let (mut here, mut there) = (memory(), memory());
+    let (_, image) = image_of(&mut here);
+    let mut other = Side::other(there.as_mut_bytes(), plain());
+    has_no_mac(&mut other, None);
+    other.is_heard_at(UPLINK, 2); // the guest's last frame on the other host
+    assert_eq!(other.engine.import(other.now, GUEST, &image).map(|it| it.flows), Ok(1));
+    assert_eq!(other.engine.mac_of(GUEST), None);
+    assert!(other.engine.handle_announcement(other.now, GUEST, [2, 0, 0, 0, 0, 2]));
+    assert_eq!(other.engine.mac_of(GUEST), Some([2, 0, 0, 0, 0, 2]));
+}
+
+/// A frame of the largest size would be cut into so many segments in one turn.
+#[test]
+fn segments_of_an_image_are_no_shorter_than_those_of_handshakes() {
+    let (mut here, mut there) = (memory(), memory());
+    let (_, image) = image_of(&mut here);
+    let mut other = Side::other(there.as_mut_bytes(), plain());
+    // 1,448 bytes for G, then for R.
+    let at = place(&image, &[0xa8, 5, 0xa8, 5]);
+    for at in [at, at + 2] {
+        let mut forged = image.clone();
+        forged[at..at + 2].copy_from_slice(&(PAYLOAD_MIN - 1).to_le_bytes());
+        Side::seal(&mut forged);
+        let refused = other.engine.import(other.now, GUEST, &forged);
+        assert_eq!(refused, Err(ImportError::Bad(BadImage::Impossible("Flow"))));
+    }
+}
+
+/// Another layout is another version: raise it, then write down the new hash.
+#[test]
+fn an_image_of_this_version_is_byte_for_byte_this_one() {
+    let mut here = memory();
+    let mut side = Side::new(here.as_mut_bytes(), Shape { floods: true, ..plain() }, true);
+    side.hands_over(3000);
+    side.step(Step::Depart(8));
+    side.skips_bytes(1000);
+    side.sends_bytes(500);
+    side.step(Step::Deliver(1, true));
+    side.step(Step::Millis(400));
+    side.engine.hand_back(side.now, GUEST);
+    let image = side.image();
+    let (version, hash) = (&image[8..12], &image[16..24]);
+    assert_eq!((version, hash), (&[1, 0, 0, 0][..], &[224, 94, 243, 21, 185, 193, 81, 114][..]));
 }
 
 #[test]

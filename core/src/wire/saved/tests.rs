@@ -65,8 +65,15 @@ proptest! {
 fn a_number_that_no_stream_reaches_is_refused() {
     let read = |number: u64| u64::of_saved(&mut Reader::new(&number.to_le_bytes(), clocks(0)));
     assert_eq!(read(NUMBER_MAX), Ok(NUMBER_MAX));
-    assert_eq!(read(u64::MAX), Ok(u64::MAX));
-    assert_eq!(read(NUMBER_MAX + 1), Err(BadImage::Impossible("number")));
+    for number in [NUMBER_MAX + 1, u64::MAX] {
+        assert_eq!(read(number), Err(BadImage::Impossible("number")));
+    }
+    let bytes = |number: u64| number.to_le_bytes();
+    let read_or_none = |number: u64| -> Result<u64, BadImage> {
+        OrNone::take(&mut Reader::new(&bytes(number), clocks(0)))
+    };
+    assert_eq!((read_or_none(NUMBER_MAX), read_or_none(u64::MAX)), (Ok(NUMBER_MAX), Ok(u64::MAX)));
+    assert_eq!(read_or_none(NUMBER_MAX + 1), Err(BadImage::Impossible("number")));
     assert_eq!(
         bool::of_saved(&mut Reader::new(&[2], clocks(0))),
         Err(BadImage::Impossible("bool"))

@@ -2,7 +2,7 @@
 
 use super::Flooded;
 use crate::congestion::Segment;
-use crate::limits::PATH_MTU_AGE;
+use crate::limits::{PATH_MTU_AGE, PAYLOAD_MIN};
 use crate::tcp::FlowContext;
 use crate::tcp::flow::Flow;
 use crate::tcp::losses::Narrow;
@@ -39,7 +39,7 @@ impl Saved for Trial {
 
     fn of_saved(image: &mut Reader<'_>) -> Result<Self, BadImage> {
         let (after, mss) = <(u64, u64)>::of_saved(image)?;
-        let fits = (1..=u64::from(u16::MAX)).contains(&mss);
+        let fits = (PAYLOAD_MIN.into()..=u64::from(u16::MAX)).contains(&mss);
         if fits { Ok(Self::Due { after, mss }) } else { Err(BadImage::Impossible("Trial")) }
     }
 }
