@@ -28,6 +28,8 @@ use crate::{BEAT, PRIORITY, SILENCE_MAX, WORKER_PRIORITY};
 
 /// How often boosts and payments are looked at.
 const LOOK: Duration = Duration::from_millis(1);
+/// A daemon asks so much later again for a VM whose cores nobody else wants.
+const LATER: Duration = Duration::from_millis(10);
 /// Of the booster's time at most one part in so many goes into samples.
 const SAMPLES_PART: u64 = 20;
 /// Orders that are heard before boosts are looked at again.
@@ -69,7 +71,6 @@ pub fn run(socket: &Path, journal: &Path) -> Result<()> {
         vms: BTreeMap::new(),
         judged_at: None,
         sample_at: 0,
-        alone_at: 0,
         told_at: 0,
     };
     let result = booster.run();
@@ -113,8 +114,6 @@ struct Booster {
     judged_at: Option<u64>,
     /// The next sample.
     sample_at: u64,
-    /// The next look at those who wait because nobody else wants their cores.
-    alone_at: u64,
     told_at: u64,
 }
 
@@ -246,8 +245,7 @@ impl Booster {
     fn ask(&mut self, now: u64, number: u16, wish: Wish) {
         let Some(vm) = self.vms.get_mut(&number) else { return };
         if vm.boost.is_none() {
-            let waiting =
-                vm.waits.get_or_insert(Waiting { wish, since: now, counted: false, alone: false });
+            let waiting = vm.waits.get_or_insert(Waiting { wish, since: now, counted: false });
             waiting.wish = wish;
             self.serve(now);
             return;
@@ -266,13 +264,7 @@ impl Booster {
         let mut waits: Vec<_> =
             waits.map(|(number, vm, it)| (vm.lag.excess_ns(), it.since, number, it)).collect();
         waits.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-        let (looks, mut looked) = (now >= self.alone_at, false);
-        let begun = self.now();
         for (_, _, number, it) in waits {
-            if it.alone && !looks {
-                continue;
-            }
-            looked |= it.alone;
             let allowance = self.allowance(now, number, it.wish);
             let Some(vm) = self.vms.get_mut(&number) else { continue };
             vm.waits = None;
@@ -291,10 +283,6 @@ impl Booster {
                 }
             }
         }
-        if looked {
-            let cost = self.now().saturating_sub(begun);
-            self.alone_at = now + nanos(LOOK).max(cost * SAMPLES_PART);
-        }
     }
 
     /// What a boost may take from its beginning on. `None`: the VM is not boosted at all.
@@ -312,17 +300,20 @@ impl Booster {
         Some(account.allowance(now, wish.claim, terms, row))
     }
 
-    /// A boost begins, unless nobody else wants the VM's cores: then it waits until somebody does.
+    /// A boost begins, unless nobody else wants the VM's cores: then the daemon asks again later,
+    /// because each order takes some of the core that daemon and remote have.
     fn begin(&mut self, now: u64, number: u16, it: Waiting, allowed: Allowance) {
         let Some(vm) = self.vms.get_mut(&number) else { return };
         vm.look_anew(self.hierarchy.as_ref());
         self.sample(Some(number));
-        let alone = self.is_alone(number);
-        let Some(vm) = self.vms.get_mut(&number) else { return };
-        if alone {
-            vm.waits = Some(Waiting { alone: true, ..it });
+        if self.is_alone(number) {
+            if let (Some(daemon), Some(vm)) = (&self.daemon, self.vms.get_mut(&number)) {
+                vm.deferral.wants(0);
+                daemon.defer(number, LATER);
+            }
             return;
         }
+        let Some(vm) = self.vms.get_mut(&number) else { return };
         match vm.begin(now, &mut self.journal, it.wish, allowed) {
             Ok(()) => {
                 if let Some(account) = &mut vm.account {
@@ -414,7 +405,7 @@ impl Booster {
         self.sample(Some(number));
         let Some(vm) = self.vms.get_mut(&number) else { return };
         if let Some(boost) = vm.boost.filter(|_| ended == Ended::Neighbours) {
-            vm.waits = Some(Waiting { wish: boost.wish, since: now, counted: true, alone: false });
+            vm.waits = Some(Waiting { wish: boost.wish, since: now, counted: true });
         }
         let used = match vm.end(now, &mut self.journal, ended) {
             Ok(used) => used,

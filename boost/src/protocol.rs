@@ -9,7 +9,7 @@ use nightporter_api::BoostAccount;
 use serde::{Deserialize, Serialize};
 
 /// Both sides must have this one.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Longest packet, in bytes.
 pub const PACKET_BYTES_MAX: usize = 4096;
 
@@ -91,6 +91,14 @@ pub enum Order {
 pub enum Report {
     /// Are you there?
     Ping {},
+    /// Nobody else wants the VM's cores, so its order is void: of it nothing has to be told for
+    /// so long. Then an order of what it wants, if it still does.
+    Later {
+        /// Its number.
+        vm: u16,
+        /// From now on, in microseconds.
+        for_us: u64,
+    },
     /// The account of a VM with boost, at most ten times a second.
     Account {
         /// Its number.

@@ -30,8 +30,6 @@ pub(crate) struct Waiting {
     pub(crate) since: u64,
     /// Its account says so.
     pub(crate) counted: bool,
-    /// It waits until somebody else wants its cores.
-    pub(crate) alone: bool,
 }
 
 /// A boost that lasts.

@@ -32,6 +32,8 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 /// An end that moves by less is not told; and so often at most is told that a guest takes what it
 /// is owed.
 const STEP: Duration = Duration::from_millis(5);
+/// The booster may let orders wait for so long.
+const LATER_MAX_US: u64 = 100_000;
 /// Packets of the booster that are read in one turn.
 const REPORTS_PER_TURN: usize = 64;
 
@@ -48,6 +50,8 @@ struct Known {
     told: Option<wanting::Want>,
     /// When it was told last that its guest takes what it is owed.
     taken_at: Instant,
+    /// Until then nobody else wants its cores, as far as the booster knows, and nothing is told.
+    later: Instant,
     account: Option<BoostAccount>,
 }
 
@@ -65,6 +69,9 @@ impl Known {
     /// What the booster has to be told, now that the VM has this `want`.
     fn tell(&mut self, now: Instant, want: Option<wanting::Want>) -> Option<Order> {
         let vm = self.port.0;
+        if now < self.later {
+            return None;
+        }
         let told = self.told.filter(|told| told.until > now);
         let order = match want {
             None => told.map(|_| Order::End { vm }),
@@ -88,9 +95,18 @@ impl Known {
         order
     }
 
+    /// Its order was void, and the next one comes so much later.
+    fn defer(&mut self, now: Instant, by: Duration) {
+        self.told = None;
+        self.later = now + by;
+    }
+
     /// After [`Self::tell`]: when to look again.
     fn look_at(&self, now: Instant, want: Option<wanting::Want>) -> Option<Instant> {
         let want = want?;
+        if now < self.later {
+            return Some(self.later);
+        }
         let turn = (want.claim == wanting::Claim::Turn).then_some(now + LOOK_INTERVAL);
         let told = self.told.is_none_or(|told| told.taken == want.taken);
         let taken = (!told).then_some(self.taken_at + STEP);
@@ -168,6 +184,7 @@ impl Booster {
                     pid: 0,
                     told: None,
                     taken_at: Instant::ZERO,
+                    later: Instant::ZERO,
                     account: None,
                 });
                 self.vms.len() - 1
@@ -224,12 +241,13 @@ impl Booster {
         self.send(&Order::Hello { version: VERSION, worker, rt_priority: self.rt_priority });
         for at in 0..self.vms.len() {
             self.vms[at].account = None;
+            self.vms[at].later = Instant::ZERO;
             self.tell_of(at);
         }
     }
 
     /// Reads what the booster reports.
-    pub(crate) fn hear(&mut self, epoll: &Epoll) {
+    pub(crate) fn hear(&mut self, now: Instant, epoll: &Epoll) {
         for _ in 0..REPORTS_PER_TURN {
             let Some(connection) = &self.connection else { return };
             let mut buf = [0; PACKET_BYTES_MAX];
@@ -240,6 +258,13 @@ impl Booster {
             };
             match report {
                 Some(Report::Ping {}) => self.send(&Order::Pong {}),
+                Some(Report::Later { vm, for_us }) => {
+                    let for_us = for_us.min(LATER_MAX_US);
+                    let known = self.vms.iter_mut().find(|known| known.port.0 == vm);
+                    if let Some(known) = known {
+                        known.defer(now, Duration::from_micros(for_us));
+                    }
+                }
                 Some(Report::Account { vm, account }) => {
                     let known = self.vms.iter_mut().find(|known| known.port.0 == vm);
                     if let Some(known) = known {
@@ -313,9 +338,8 @@ fn is_news(want: wanting::Want, told: Option<wanting::Want>, is_due: bool) -> bo
 mod tests {
     use super::*;
 
-    #[test]
-    fn bst_01_that_a_guest_takes_what_it_is_owed_is_told_at_most_each_5_ms() {
-        let mut known = Known {
+    fn known() -> Known {
+        Known {
             port: PortId(3),
             name: "vm".into(),
             boost: None,
@@ -323,11 +347,22 @@ mod tests {
             pid: 0,
             told: None,
             taken_at: Instant::ZERO,
+            later: Instant::ZERO,
             account: None,
-        };
-        let at = |ms: u64| Instant::ZERO + Duration::from_millis(1000 + ms);
-        let want =
-            |taken| Some(wanting::Want { claim: wanting::Claim::Bytes, until: at(500), taken });
+        }
+    }
+
+    fn at(ms: u64) -> Instant {
+        Instant::ZERO + Duration::from_millis(1000 + ms)
+    }
+
+    fn want(taken: u32) -> Option<wanting::Want> {
+        Some(wanting::Want { claim: wanting::Claim::Bytes, until: at(500), taken })
+    }
+
+    #[test]
+    fn bst_01_that_a_guest_takes_what_it_is_owed_is_told_at_most_each_5_ms() {
+        let mut known = known();
         let took = |order: Option<Order>| match order {
             Some(Order::Boost { taken, .. }) => Some(taken),
             other => panic!("{other:?}"),
@@ -349,5 +384,19 @@ mod tests {
         // An end is told at once.
         assert_eq!(known.tell(at(17), None), Some(Order::End { vm: 3 }));
         assert_eq!(known.tell(at(18), None), None);
+    }
+    #[test]
+    fn bst_01_of_a_vm_whose_core_nobody_else_wants_an_order_is_told_each_10_ms_at_most() {
+        let mut known = known();
+        assert!(known.tell(at(0), want(0)).is_some());
+        known.defer(at(1), Duration::from_millis(10));
+        for ms in 2..11 {
+            assert_eq!(known.tell(at(ms), (ms % 2 == 0).then(|| want(0)).flatten()), None, "{ms}");
+        }
+        // There is nothing to take back, and no look if it wants nothing.
+        assert_eq!(known.look_at(at(10), None), None);
+        assert_eq!(known.look_at(at(10), want(1)), Some(at(11)));
+        assert!(matches!(known.tell(at(11), want(1)), Some(Order::Boost { taken: 1, .. })));
+        assert_eq!(known.tell(at(12), None), Some(Order::End { vm: 3 }));
     }
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use nightporter_api::BoostAccount;
@@ -93,6 +94,12 @@ impl Daemon {
             self.told.insert(vm, account.clone());
             self.send(&Report::Account { vm, account: account.clone() });
         }
+    }
+
+    /// Nobody else wants this VM's cores: it is to ask again after so long.
+    pub(super) fn defer(&self, vm: u16, by: Duration) {
+        let for_us = u64::try_from(by.as_micros()).unwrap_or(u64::MAX);
+        self.send(&Report::Later { vm, for_us });
     }
 
     /// What finds no room is lost: the next account says the same, and a ping without an answer is

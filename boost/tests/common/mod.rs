@@ -347,6 +347,7 @@ impl Booster {
                 self.says(&Order::Pong {});
                 None
             }
+            Report::Later { .. } => None, // who plays the daemon asks all the time
             Report::Account { vm, account } => {
                 self.account.set((vm == 1).then(|| account.clone()).or(self.account.take()));
                 Some((vm, account))

@@ -229,7 +229,7 @@ impl Worker {
             Token::Uplink(port) => path.turn.wake(PortId(port)),
             Token::Guest(port, source) => path.handle_guest(now, epoll, PortId(port), source),
             Token::BoosterListener => path.booster.accept(epoll),
-            Token::Booster => path.booster.hear(epoll),
+            Token::Booster => path.booster.hear(now, epoll),
             Token::Mail => executor.handle_orders(now, epoll, path),
             Token::SocketsMail => executor.handle_sockets(path),
             token => unreachable!("another thread's: {token:?}"),
