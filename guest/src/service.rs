@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
 use std::sync::{Mutex, RwLock, RwLockReadGuard};
 use std::thread;
@@ -29,9 +29,13 @@ const LOCK: &str = "no panics under this lock";
 /// Buffers are reused, so that page faults are not part of a measured transfer.
 static BUFFERS: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
 
-/// Listens on every address and serves for ever. Returns once the port listens.
+/// Listens on every address of IPv4 and serves for ever. Returns once the port listens.
 pub(crate) fn start() -> Result<()> {
-    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, data::PORT))
+    listen(Ipv4Addr::UNSPECIFIED.into())
+}
+
+fn listen(address: IpAddr) -> Result<()> {
+    let listener = TcpListener::bind((address, data::PORT))
         .with_context(|| format!("listening on port {}", data::PORT))?;
     for _ in 0..WORKERS {
         let listener = listener.try_clone()?;
@@ -40,14 +44,14 @@ pub(crate) fn start() -> Result<()> {
     Ok(())
 }
 
-/// Likewise, in a network namespace that ip(8) has made: that of a container, whose processes these
-/// threads stand for.
+/// Likewise, also of IPv6, in a network namespace that ip(8) has made: that of a container, whose
+/// processes these threads stand for.
 pub(crate) fn start_inside(namespace: &str) -> Result<()> {
     let path = format!("/run/netns/{namespace}");
     let file = File::open(&path).context(path)?;
     let inside = thread::spawn(move || -> Result<()> {
         setns(&file, CloneFlags::CLONE_NEWNET).context("entering a network namespace")?;
-        start() // its threads are where this one is
+        listen(Ipv6Addr::UNSPECIFIED.into()) // its threads are where this one is
     });
     inside.join().expect("does not panic")
 }

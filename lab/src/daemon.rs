@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -31,7 +31,7 @@ pub struct Vm {
     /// The NIC with which the guest uses it.
     pub nic: Nic,
     /// Addresses of its containers.
-    pub behind: Vec<Ipv4Addr>,
+    pub behind: Vec<IpAddr>,
     /// The VMM.
     pub vmm: Vmm,
     /// It has a socket device, too.
@@ -237,7 +237,8 @@ fn configuration(uplink: &str, vms: &[Vm], dir: &Path) -> String {
          [[uplink]]\nname = \"uplink\"\nkind = \"tap\"\nifname = \"{uplink}\"\n"
     );
     for Vm { name, nic: Nic { mac, address, .. }, behind, vmm, toe, boost } in vms {
-        let ips: Vec<_> = [address].into_iter().chain(behind).map(ToString::to_string).collect();
+        let ips = [IpAddr::from(*address)].into_iter().chain(behind.iter().copied());
+        let ips: Vec<_> = ips.map(|ip| ip.to_string()).collect();
         // User-mode Linux has its memory in a temporary file.
         let unsealed = *vmm == Vmm::Uml;
         let _ = write!(

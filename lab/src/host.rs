@@ -14,7 +14,7 @@
 //! host's firewall and bridge settings do not apply inside.
 
 use std::fs::{self, File};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::Command;
@@ -41,6 +41,8 @@ pub const PREFIX: u8 = 24;
 
 /// Addresses behind a guest that forwards.
 const BEHIND: u8 = 200;
+/// Of IPv6. With those of IPv4 they are fewer than `ips` of a VM may have.
+const BEHIND_6: u16 = 40;
 
 const BRIDGE: &str = "bridge";
 
@@ -67,6 +69,10 @@ pub fn remote_address(path: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 77, path, 1)
 }
 
+fn remote_address_6(path: u8) -> Ipv6Addr {
+    Ipv6Addr::new(0xfd00, 0x77, path.into(), 0, 0, 0, 0, 1)
+}
+
 /// Guest `guest`'s NIC on path `path`.
 #[must_use]
 pub fn guest_nic(guest: u8, path: u8) -> Nic {
@@ -80,6 +86,23 @@ pub fn guest_nic(guest: u8, path: u8) -> Nic {
 /// Addresses behind guest 0, which the remote host reaches by its NIC on path `path`.
 pub fn behind(path: u8) -> impl Iterator<Item = Ipv4Addr> {
     (1..=BEHIND).map(move |n| Ipv4Addr::new(10, 78, path, n))
+}
+
+/// Likewise of IPv6.
+pub fn behind_6(path: u8) -> impl Iterator<Item = Ipv6Addr> {
+    (1..=BEHIND_6).map(move |n| Ipv6Addr::new(0xfd00, 0x78, path.into(), 0, 0, 0, 0, n))
+}
+
+/// The addresses that guest 0 needs on that path for what is behind it, its own of IPv6 among them.
+pub(crate) fn all_behind(path: u8) -> impl Iterator<Item = IpAddr> {
+    let all = behind_6(path).chain([guest_address_6(path)]).map(IpAddr::from);
+    behind(path).map(IpAddr::from).chain(all)
+}
+
+/// Address of guest 0 on the subnet of path `path`, if it forwards.
+#[must_use]
+pub fn guest_address_6(path: u8) -> Ipv6Addr {
+    Ipv6Addr::new(0xfd00, 0x77, path.into(), 0, 0, 0, 0, 10)
 }
 
 /// The remote host as guests see it, on the subnets of `paths`.
@@ -198,7 +221,13 @@ impl Remote {
     pub fn reach_behind(&self, path: u8) -> Result<()> {
         let (router, source) = (guest_nic(0, path).address, remote_address(path));
         let way = format!("10.78.{path}.0/{PREFIX} via {router} src {source} congctl cubic");
-        self.enter(|| ip(&format!("route add {way}")))
+        let [source_6, router_6] = [remote_address_6(path), guest_address_6(path)];
+        let way_6 = format!("fd00:78:{path}::/64 via {router_6} src {source_6} congctl cubic");
+        self.enter(|| {
+            ip(&format!("route add {way}"))?;
+            ip(&format!("address add {source_6}/64 dev eth0 nodad"))?;
+            ip(&format!("-6 route add {way_6}"))
+        })
     }
 
     /// A command that runs `program` in the namespace, as a child of the caller.

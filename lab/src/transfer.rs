@@ -10,7 +10,7 @@
 //!   after that byte.
 
 use std::io::{ErrorKind, IoSliceMut, Read, Write};
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -19,8 +19,8 @@ use anyhow::{Context, Result, bail, ensure};
 use nightporter_guest::data::{self, Header, READ_ALL, Service, Source, Verdict};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
-    ControlMessageOwned, MsgFlags, SockaddrIn, TimestampingFlag, Timestamps, recvmsg, setsockopt,
-    sockopt,
+    ControlMessageOwned, MsgFlags, SockaddrStorage, TimestampingFlag, Timestamps, recvmsg,
+    setsockopt, sockopt,
 };
 
 use crate::sys;
@@ -72,7 +72,7 @@ impl Upload {
     ///
     /// # Errors
     /// The connection failed, or took longer than `limit` somewhere.
-    pub fn send(&self, address: Ipv4Addr, limit: Duration) -> Result<Outcome> {
+    pub fn send(&self, address: impl Into<IpAddr>, limit: Duration) -> Result<Outcome> {
         let mut sending = self.connect(address, limit)?;
         sending.write()?;
         sending.finish()
@@ -82,7 +82,7 @@ impl Upload {
     ///
     /// # Errors
     /// The connection failed, or took longer than `limit`.
-    pub fn connect(&self, address: Ipv4Addr, limit: Duration) -> Result<Sending<'_>> {
+    pub fn connect(&self, address: impl Into<IpAddr>, limit: Duration) -> Result<Sending<'_>> {
         let Opened { stream, start, connect, connected } = Opened::to(address, limit)?;
         let upload = self;
         Ok(Sending { upload, stream, limit, start, connect, connected, acked: None, read: None })
@@ -106,8 +106,8 @@ impl Opened {
     ///
     /// # Errors
     /// It failed, or took longer than `limit`.
-    pub(crate) fn to(address: Ipv4Addr, limit: Duration) -> Result<Self> {
-        let peer = SocketAddr::from((address, data::PORT));
+    pub(crate) fn to(address: impl Into<IpAddr>, limit: Duration) -> Result<Self> {
+        let peer = SocketAddr::from((address.into(), data::PORT));
         let start = Instant::now();
         let stream = TcpStream::connect_timeout(&peer, limit).context("connecting")?;
         let connect = start.elapsed();
@@ -315,11 +315,11 @@ fn ask_for_ack_stamp(stream: &TcpStream) -> Result<()> {
 /// Takes one message from the socket's error queue: when `last_byte` was acknowledged, or `None`
 /// for the stamp of an earlier byte.
 fn ack_stamp(stream: &TcpStream, last_byte: u32) -> Result<Option<SystemTime>> {
-    let mut space = nix::cmsg_space!(Timestamps, libc::sock_extended_err, libc::sockaddr_in);
+    let mut space = nix::cmsg_space!(Timestamps, libc::sock_extended_err, libc::sockaddr_in6);
     let mut nothing = [0; 1];
     let mut iov = [IoSliceMut::new(&mut nothing)];
     let flags = MsgFlags::MSG_ERRQUEUE;
-    let message = recvmsg::<SockaddrIn>(stream.as_raw_fd(), &mut iov, Some(&mut space), flags)
+    let message = recvmsg::<SockaddrStorage>(stream.as_raw_fd(), &mut iov, Some(&mut space), flags)
         .context("the connection failed")?;
     let (mut stamp, mut byte) = (None, None);
     for part in message.cmsgs()? {
@@ -327,7 +327,8 @@ fn ack_stamp(stream: &TcpStream, last_byte: u32) -> Result<Option<SystemTime>> {
             ControlMessageOwned::ScmTimestampsns(stamps) => {
                 stamp = Some(UNIX_EPOCH + Duration::from(stamps.system));
             }
-            ControlMessageOwned::Ipv4RecvErr(error, _) => byte = Some(error.ee_data),
+            ControlMessageOwned::Ipv4RecvErr(error, _)
+            | ControlMessageOwned::Ipv6RecvErr(error, _) => byte = Some(error.ee_data),
             _ => {}
         }
     }

@@ -257,7 +257,7 @@ fn start_daemon(
         .map(|(index, (vmm, _))| {
             let nic = guest_nic(index, Net::Nightporter.subnet());
             let boost = boost.filter(|_| index == 0).map(str::to_owned);
-            let behind = host::behind(Net::Nightporter.subnet());
+            let behind = host::all_behind(Net::Nightporter.subnet());
             let behind = behind.filter(|_| forwards && index == 0).collect();
             Vm { name: guest_name(index), nic, behind, vmm: *vmm, toe, boost }
         })

@@ -11,7 +11,7 @@
 //! machine. Each upload has an address of the container for itself: R remembers the MTU of a way,
 //! and the host a server that is far, for ten minutes each.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::thread;
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use nightporter_guest::peer::{Ask, Peer, Told};
 use serde_json::Value;
 
 use super::MB;
-use crate::host::{self, remote_address};
+use crate::host::{self, guest_nic, remote_address};
 use crate::image::{IP, IPTABLES, PEER, TC};
 use crate::transfer::{Outcome, Upload};
 use crate::world::{Net, World, guest_name};
@@ -31,6 +31,10 @@ use crate::world::{Net, World, guest_name};
 const CONTAINER: &str = "container";
 /// Addresses of the cable between the guest and its container.
 const CABLE: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 79, 0, 1), Ipv4Addr::new(10, 79, 0, 2)];
+
+/// And those of IPv6.
+const CABLE_6: [Ipv6Addr; 2] =
+    [Ipv6Addr::new(0xfd00, 0x79, 0, 0, 0, 0, 0, 1), Ipv6Addr::new(0xfd00, 0x79, 0, 0, 0, 0, 0, 2)];
 
 /// Nothing of an upload is waited for longer.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -150,7 +154,11 @@ const BRIDGE: [&str; 3] = [
 /// By a cable of its own, as a nested VM has it.
 pub(super) fn routed(world: &mut World) -> Result<()> {
     connect(world, &["ip link add inner type veth peer name eth0 netns container"])?;
-    upload_over_all(world, &[PLAIN, NARROW, LOSSY, SLOW])
+    upload_over_all(world, &[PLAIN, NARROW, LOSSY, SLOW])?;
+    run(world, &["tc qdisc del dev inner root"])?;
+    connect_6(world)?;
+    let addresses = host::behind_6(Net::Nightporter.subnet()).map(IpAddr::from);
+    upload_to_all(world, &[PLAIN, NARROW], addresses).context("IPv6")
 }
 
 /// By a bridge.
@@ -183,7 +191,7 @@ pub(super) fn asleep(world: &mut World) -> Result<()> {
     const AWAKE: &str = "tc qdisc replace dev inner root tbf rate 10mbit burst 15000 limit 4000000";
     connect(world, &["ip link add inner type veth peer name eth0 netns container"])?;
     run(world, &[AWAKE])?;
-    let address = host::behind(Net::Nightporter.subnet()).next().context("an address")?;
+    let address = host::behind(Net::Nightporter.subnet()).next().context("an address")?.into();
     until_near(world, address)?;
     let early_before = world.daemon()?.vm_counter("early_acked_bytes")?;
     let (remote, upload) = (world.remote().clone(), Upload::new(4 * MB, 1));
@@ -206,7 +214,15 @@ pub(super) fn asleep(world: &mut World) -> Result<()> {
 }
 
 fn upload_over_all(world: &mut World, ways: &[Way]) -> Result<()> {
-    let mut addresses = host::behind(Net::Nightporter.subnet());
+    let addresses = host::behind(Net::Nightporter.subnet()).map(IpAddr::from);
+    upload_to_all(world, ways, addresses)
+}
+
+fn upload_to_all(
+    world: &mut World,
+    ways: &[Way],
+    mut addresses: impl Iterator<Item = IpAddr>,
+) -> Result<()> {
     ways.iter().try_for_each(|way| {
         run(world, way.made_by)?;
         // Once more, because a busy machine may be the cause.
@@ -243,6 +259,36 @@ fn connect(world: &mut World, cable: &[&str]) -> Result<()> {
     world.guests[0].call(&Command::Serve { namespace }).map(drop)
 }
 
+/// The same of IPv6. A router takes no addresses from the network: its own is set.
+fn connect_6(world: &mut World) -> Result<()> {
+    let path = "/proc/sys/net/ipv6/conf/all/forwarding".to_owned();
+    world.guests[0].call(&Command::Write { path, text: "1".to_owned() })?;
+    let own = host::guest_address_6(Net::Nightporter.subnet());
+    let nic = nic_of(world)?;
+    let [outside, inside] = CABLE_6;
+    let in_container = format!("ip -n {CONTAINER}");
+    run(
+        world,
+        &[
+            &format!("ip address add {own}/64 dev {nic} nodad"),
+            &format!("ip address add {outside}/126 dev inner nodad"),
+            &format!("ip -6 route add fd00:78::/32 via {inside}"),
+            &format!("{in_container} address add {inside}/126 dev eth0 nodad"),
+            &format!("{in_container} -6 route add default via {outside}"),
+            &format!("{in_container} -6 route add local fd00:78::/32 dev lo"),
+        ],
+    )
+}
+
+/// The guest's interface at the daemon.
+fn nic_of(world: &mut World) -> Result<String> {
+    let address = guest_nic(0, Net::Nightporter.subnet()).address;
+    let links: Vec<Value> =
+        serde_json::from_str(&output(world, &format!("ip -j address show to {address}"))?)?;
+    let name = links.iter().find_map(|link| link["ifname"].as_str());
+    name.map(str::to_owned).context("no interface has the guest's address")
+}
+
 /// Runs programs of iproute2 and iptables in the guest.
 fn run(world: &mut World, commands: &[&str]) -> Result<()> {
     commands.iter().try_for_each(|command| output(world, command).map(drop))
@@ -274,7 +320,7 @@ fn carried(world: &mut World) -> Result<u64> {
 fn upload_over(
     world: &mut World,
     way: &Way,
-    addresses: &mut impl Iterator<Item = Ipv4Addr>,
+    addresses: &mut impl Iterator<Item = IpAddr>,
 ) -> Result<()> {
     let (mut delivered, mut repeated) = ([Vec::new(), Vec::new()], [0, 0]);
     let mut passed_on = [0; 2];
@@ -326,7 +372,7 @@ fn upload_over(
 
 /// Connects to the container until it has answered as quickly as one that is near: the quickest of
 /// a server's last answers counts (FWD-01). What R sees of it is longer than what the host sees.
-fn until_near(world: &World, address: Ipv4Addr) -> Result<()> {
+fn until_near(world: &World, address: IpAddr) -> Result<()> {
     for _ in 0..ANSWERS {
         if upload_to(world, address, Header::LEN, 0)?.connect < NEAR {
             return Ok(());
@@ -335,7 +381,7 @@ fn until_near(world: &World, address: Ipv4Addr) -> Result<()> {
     bail!("none of {ANSWERS} answers took less than {NEAR:?}: the machine is too busy")
 }
 
-fn upload_to(world: &World, address: Ipv4Addr, bytes: usize, seed: u64) -> Result<Outcome> {
+fn upload_to(world: &World, address: IpAddr, bytes: usize, seed: u64) -> Result<Outcome> {
     let upload = Upload::new(bytes, seed);
     let outcome = world.remote().enter(|| upload.send(address, LIMIT)).context("upload")?;
     ensure!(outcome.hash_ok, "the container read something else than was sent");
