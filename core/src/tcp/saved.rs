@@ -130,7 +130,8 @@ impl Flow {
             }
         };
         let ordered = match self.state() {
-            State::Pass | State::Abort => true,
+            State::Pass => true,
+            State::Abort => receiver.acks.sent() <= self.early_ack(), // its RSTs show that
             State::Handshake | State::On | State::Drain => self.is_in_order(),
         };
         numbered && counted && placed && ordered

@@ -8,9 +8,10 @@ use crate::flow::table::FlowId;
 use crate::limits::PAYLOAD_MIN;
 use crate::port::{GuestConfig, PortConfig};
 use crate::store::arena::Arena;
-use crate::tcp::flow::Flow;
+use crate::tcp::flow::{Flow, Why};
+use crate::tcp::options::Offers;
 use crate::tcp::predicted::tests::{GUEST, PAGES, Shape, Side, Step, UPLINK, shape, step};
-use crate::time::Duration;
+use crate::time::{Duration, Instant};
 use crate::wire::saved::BadImage;
 use proptest::prelude::*;
 use zerocopy::IntoBytes;
@@ -265,6 +266,17 @@ fn an_image_of_this_version_is_byte_for_byte_this_one() {
     let image = side.image();
     let (version, hash) = (&image[8..12], &image[16..24]);
     assert_eq!((version, hash), (&[1, 0, 0, 0][..], &[224, 94, 243, 21, 185, 193, 81, 114][..]));
+}
+
+/// Its RSTs go on from there, and an acknowledgement never goes back (INV-07).
+#[test]
+fn a_flow_that_was_reset_has_acknowledged_no_more_than_it_had() {
+    let mut flow = Flow::new(Instant::from_secs(1), Offers::default(), false);
+    flow.standing.take_on();
+    flow.standing.abort(Why::Reset, false);
+    assert!(flow.is_possible(false));
+    flow.receiver.acks.on_sent(flow.receiver.next() + 1);
+    assert!(!flow.is_possible(false));
 }
 
 #[test]
