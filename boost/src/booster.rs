@@ -202,6 +202,8 @@ impl Booster {
                 self.judged_at = None;
             }
             Order::Gone { vm } => self.forget(vm),
+            // What the daemon said before it heard that it has to ask again.
+            Order::Boost { vm, .. } if self.vms.get(&vm).is_some_and(|vm| now < vm.later) => {}
             Order::Boost { vm, claim, for_us, taken } => {
                 let until = now.saturating_add(for_us.min(1_000_000) * 1000);
                 self.vms.get_mut(&vm).into_iter().for_each(|vm| vm.deferral.wants(until));
@@ -307,8 +309,11 @@ impl Booster {
         vm.look_anew(self.hierarchy.as_ref());
         self.sample(Some(number));
         if self.is_alone(number) {
+            // Half of it: the daemon's next order may be a moment early by the clock here.
+            let later = self.now() + nanos(LATER / 2);
             if let (Some(daemon), Some(vm)) = (&self.daemon, self.vms.get_mut(&number)) {
                 vm.deferral.wants(0);
+                vm.later = later;
                 daemon.defer(number, LATER);
             }
             return;

@@ -98,6 +98,8 @@ pub(crate) struct Vm {
     pub(crate) mode: Mode,
     pub(crate) boost: Option<Boost>,
     pub(crate) waits: Option<Waiting>,
+    /// Nobody else wanted its cores: until then its orders are void.
+    pub(crate) later: u64,
     pub(crate) deferral: Deferral,
 }
 
@@ -128,6 +130,7 @@ impl Vm {
             mode: Mode::Normal,
             boost: None,
             waits: None,
+            later: 0,
             deferral: Deferral::default(),
         }
     }
