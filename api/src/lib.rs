@@ -6,6 +6,8 @@
 #![forbid(unsafe_code)]
 
 mod flows;
+mod histogram;
+mod macs;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -13,6 +15,8 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 pub use flows::{FlowInfo, FlowPage, SendInfo, StandingFlow};
+pub use histogram::Histogram;
+pub use macs::{MacCursor, MacInfo, MacPage};
 
 /// Longest request, in bytes, with its newline.
 pub const REQUEST_BYTES_MAX: usize = 4096;
@@ -30,7 +34,8 @@ pub enum Direction {
     ToGuest,
 }
 
-/// Other ports for a running daemon, or other keys of them: all of it or nothing.
+/// Other ports for a running daemon, or other keys of them: all of it or nothing, but for the
+/// changes of a reload that need a restart.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(tag = "what", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Change {
@@ -74,7 +79,8 @@ pub enum Change {
 pub struct Plan {
     /// A line for each step; none if everything is as it should be.
     pub steps: Vec<String>,
-    /// Changes that only a restart can make; then nothing of the plan can be done.
+    /// Changes that only a restart can make: a command with one is refused, and a reload leaves
+    /// them for the restart.
     pub needs_restart: Vec<String>,
     /// It has been done.
     pub done: bool,
@@ -100,6 +106,15 @@ pub enum Request {
         /// Only those behind this one: [`StationPage::next`] of the page before.
         #[serde(default)]
         after: Option<StationKey>,
+    },
+    /// The MACs that the switch knows, and their ports: [`Reply::Macs`].
+    Macs {
+        /// Only those behind this port.
+        #[serde(default)]
+        port: Option<String>,
+        /// From here on: [`MacPage::next`] of the page before.
+        #[serde(default)]
+        from: MacCursor,
     },
     /// One connection: [`Reply::Flow`].
     Flow {
@@ -188,6 +203,8 @@ pub enum Reply {
     Flows(FlowPage),
     /// To [`Request::Stations`].
     Stations(StationPage),
+    /// To [`Request::Macs`].
+    Macs(MacPage),
     /// To [`Request::Flow`].
     Flow(Box<FlowInfo>),
     /// To [`Request::Change`].
@@ -349,6 +366,9 @@ pub struct PortStatus {
     pub backlog_bytes: u64,
     /// Dropped frames by reason (docs/drop-reasons.md); reasons that never occurred are left out.
     pub drops: BTreeMap<String, u64>,
+    /// The MAC that the last frame claimed which was dropped for `spoofed_mac`.
+    #[serde(default)]
+    pub spoofed_mac: Option<String>,
     /// Captures running.
     pub captures: u32,
     /// Frames that running captures missed because their reader was slow.
@@ -390,6 +410,13 @@ pub struct VmStatus {
     /// The process of the VMM that is connected, as the daemon sees it.
     #[serde(default)]
     pub vmm_pid: Option<i32>,
+    /// Places of its first receive and transmit ring, while they run.
+    #[serde(default)]
+    pub rings: Option<[u16; 2]>,
+    /// Its driver runs, and the daemon has seen no receive buffer of it for seconds: the guest's
+    /// interface is down, or its memory is not shared with the daemon.
+    #[serde(default)]
+    pub has_no_buffers: bool,
     /// Queues put out of use because the guest broke the rules, which took down the link.
     #[serde(default)]
     pub ring_faults: u64,
@@ -409,6 +436,12 @@ pub struct VmStatus {
     /// Its account at the booster; `None`: it has no boost.
     #[serde(default)]
     pub boost: Option<BoostAccount>,
+    /// By how much ACKs of the host were ahead of the guest's own.
+    #[serde(default)]
+    pub ack_saved: Histogram,
+    /// By how much the host has sent for the guest before the guest could.
+    #[serde(default)]
+    pub send_saved: Histogram,
     /// Counters since the daemon started, by name: `core/src/counters.rs` lists them all.
     #[serde(flatten)]
     pub counters: BTreeMap<String, u64>,

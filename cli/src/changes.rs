@@ -163,15 +163,12 @@ fn show(out: &mut dyn Write, plan: &Plan) -> std::io::Result<()> {
         writeln!(out, "{line}")?;
     }
     for line in &plan.needs_restart {
-        writeln!(out, "! needs a restart: {line}")?;
+        writeln!(out, "! waits for a restart: {line}")?;
     }
-    match (plan.done, plan.steps.is_empty() && plan.needs_restart.is_empty()) {
-        (_, true) => writeln!(out, "nothing to change"),
-        (true, false) => Ok(()),
-        (false, false) if plan.needs_restart.is_empty() => {
-            writeln!(out, "nothing was changed: these changes would be made")
-        }
-        (false, false) => writeln!(out, "nothing was changed: without a restart, nothing would be"),
+    match (plan.done, plan.steps.is_empty()) {
+        (_, true) if plan.needs_restart.is_empty() => writeln!(out, "nothing to change"),
+        (true, _) => Ok(()),
+        (false, _) => writeln!(out, "nothing was changed: these changes would be made"),
     }
 }
 

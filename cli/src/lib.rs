@@ -6,8 +6,12 @@ mod analyze;
 mod capture;
 mod changes;
 mod client;
+mod examples;
 mod flows;
+mod macs;
+mod settings;
 mod show;
+mod top;
 mod vms;
 
 use std::io::{self, Read, Write};
@@ -17,9 +21,10 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{CommandFactory, Parser, Subcommand};
 use client::Client;
-use nightporter_api::{Direction, RATE_LIMIT_MBIT_S_MAX, Reply, Request, StationInfo, Status};
+pub use examples::examples;
+use nightporter_api::{Reply, Request, StationInfo, Status};
 
 /// Shows the state of a running nightporterd, and changes it.
 #[derive(Debug, Parser)]
@@ -44,11 +49,18 @@ struct Arguments {
 enum Command {
     /// Shows the daemon and its ports.
     Status,
+    /// Shows VMs and connections live in a terminal, sorted, with the keys of htop.
+    Top(top::Options),
     /// Shows the tracked TCP connections.
     Flows(flows::Options),
     /// Shows the VMs of all hosts of the overlays, as the registry lists them: their hosts, and the
     /// ports at which they listen by the virtual TOE.
     Stations,
+    /// Shows the MACs that the switch knows, and the port of each.
+    Macs {
+        /// Only those behind this VM, uplink or overlay.
+        port: Option<String>,
+    },
     /// Shows one connection, by the number that `flows` shows.
     Flow {
         /// The number of the connection.
@@ -68,41 +80,24 @@ enum Command {
     /// Shows how long the vCPUs of this host's VMs wait for a core, and what ack offload would gain
     /// by that. Needs no daemon.
     Advise(advise::Options),
-    /// Turns ack offload of a VM on (for new connections) or off.
-    Offload {
-        /// on or off.
-        switch: Switch,
-        /// The VM.
-        vm: String,
-    },
+    /// Turns ack offload of a VM on (for new connections) or off: `offload web1 off`.
+    Offload(settings::Switch),
     /// Turns congestion offload of a VM on or off. With it, the host sends the data that the guest
     /// hands over, on connections that have ack offload.
-    CongestionOffload {
-        /// on or off.
-        switch: Switch,
-        /// The VM.
-        vm: String,
-    },
-    /// Limits the rate at which a VM sends or receives.
-    RateLimit {
-        /// The direction to limit.
-        direction: DirectionArg,
-        /// Mbit/s (10^6 bits), 1 to 100000; or off.
-        #[arg(value_name = "MBIT_S|off", value_parser = rate)]
-        limit: Rate,
-        /// The VM.
-        vm: String,
-    },
+    CongestionOffload(settings::Switch),
+    /// Limits the rate at which a VM sends or receives: `rate-limit web1 from-guest 100`.
+    RateLimit(settings::RateLimit),
     /// Shows VMs, and adds, changes and removes them without a restart.
     #[command(subcommand)]
     Vm(OfVm),
     /// Adds and removes uplinks.
     #[command(subcommand)]
     Uplink(changes::OfUplink),
-    /// Reads the configuration file again, and applies all of its changes or none.
+    /// Reads the configuration file again, and applies all of its changes that need no restart; the
+    /// others are listed.
     Reload(changes::Dry),
     /// Drains a VM: the host makes no new promises for it. Waits until all promises are kept;
-    /// `offload on` ends the drain.
+    /// `offload VM on` ends the drain.
     Drain {
         /// The VM.
         vm: String,
@@ -126,50 +121,6 @@ enum OfVm {
     },
     #[command(flatten)]
     Change(changes::OfVm),
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Switch {
-    On,
-    Off,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum DirectionArg {
-    FromGuest,
-    ToGuest,
-}
-
-impl From<DirectionArg> for Direction {
-    fn from(way: DirectionArg) -> Self {
-        match way {
-            DirectionArg::FromGuest => Self::FromGuest,
-            DirectionArg::ToGuest => Self::ToGuest,
-        }
-    }
-}
-
-/// Mbit/s; `None` is no limit.
-#[derive(Clone, Copy, Debug)]
-struct Rate(Option<u32>);
-
-fn rate(text: &str) -> Result<Rate, String> {
-    let good = |rate: &u32| (1..=RATE_LIMIT_MBIT_S_MAX).contains(rate);
-    match text {
-        "off" => Ok(Rate(None)),
-        text => text
-            .parse()
-            .ok()
-            .filter(good)
-            .map(|rate| Rate(Some(rate)))
-            .ok_or_else(|| format!("write Mbit/s, 1 to {RATE_LIMIT_MBIT_S_MAX}, or off")),
-    }
-}
-
-impl Switch {
-    const fn is_on(self) -> bool {
-        matches!(self, Self::On)
-    }
 }
 
 /// The arguments, for the manual pages and the completions.
@@ -206,6 +157,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             let status = status(&mut connect()?)?;
             print(json, &status, |out| show::status(out, &status))
         }
+        Command::Top(options) => top::top(&mut connect()?, *options),
         Command::Flows(options) => flows::show(&mut connect()?, json, options),
         Command::Stations => {
             let stations = stations(&mut connect()?)?;
@@ -221,17 +173,16 @@ fn run(arguments: &Arguments) -> Result<()> {
         }
         Command::Monitor(options) => analyze::live::monitor(connect()?, json, options),
         Command::Capture(options) => capture::capture(connect()?, &arguments.control, options),
-        Command::Offload { switch, vm } => {
-            done(&mut connect()?, &Request::Offload { vm: vm.clone(), on: switch.is_on() })
+        Command::Macs { port } => macs::show(&mut connect()?, json, port.as_deref()),
+        Command::Offload(of) => {
+            let (vm, on) = of.read()?;
+            done(&mut connect()?, &Request::Offload { vm, on })
         }
-        Command::CongestionOffload { switch, vm } => done(
-            &mut connect()?,
-            &Request::CongestionOffload { vm: vm.clone(), on: switch.is_on() },
-        ),
-        Command::RateLimit { direction, limit, vm } => {
-            let (direction, mbit_s) = ((*direction).into(), limit.0);
-            done(&mut connect()?, &Request::RateLimit { vm: vm.clone(), direction, mbit_s })
+        Command::CongestionOffload(of) => {
+            let (vm, on) = of.read()?;
+            done(&mut connect()?, &Request::CongestionOffload { vm, on })
         }
+        Command::RateLimit(of) => done(&mut connect()?, &of.read()?),
         Command::Vm(OfVm::List(options)) => vms::list(&mut connect()?, json, *options),
         Command::Vm(OfVm::Show { name }) => vms::show(&mut connect()?, json, name),
         Command::Vm(OfVm::Change(of)) => {

@@ -3,39 +3,32 @@
 use std::io::{self, Write};
 
 use nightporter_api::{
-    FlowInfo, PortStatus, RegistryStatus, StandingFlow, StationInfo, Status, ToeStatus, VmStatus,
+    FlowInfo, Histogram, PortStatus, RegistryStatus, StandingFlow, StationInfo, Status, ToeStatus,
+    VmStatus,
 };
 
 use crate::flows::OVER;
 
-/// The daemon, a line for each port, then lines for drops, troubles and limits.
+/// Places of the largest receive ring that QEMU gives a guest.
+const RING_PLACES: u16 = 1024;
+/// Longest name in a table: with it a line has 80 columns.
+const NAME_COLUMNS: usize = 16;
+
+/// The daemon, a line for each port and one for the gain of each VM, then lines for drops, troubles
+/// and limits.
 pub(crate) fn status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
     let stopping = if status.stopping { ", stopping" } else { "" };
     let up = duration(status.uptime_s);
     writeln!(out, "nightporterd {}, pid {}, up {up}{stopping}", status.version, status.pid)?;
     writeln!(out)?;
-    let mut rows = vec![
-        [
-            "PORT",
-            "KIND",
-            "LINK",
-            "OFFLOAD",
-            "CONGESTION",
-            "FLOWS",
-            "ON",
-            "HELD",
-            "BUDGET",
-            "IN",
-            "OUT",
-            "DROPS",
-        ]
-        .map(String::from),
-    ];
+    let heads = ["PORT", "KIND", "LINK", "OFFLOAD", "FLOWS", "HELD", "IN", "OUT", "DROPS"];
+    let mut rows = vec![heads.map(String::from)];
     rows.extend(status.ports.iter().map(port_row));
     table(out, &rows)?;
+    gains(out, status)?;
     for port in status.ports.iter().filter(|p| !p.drops.is_empty()) {
         let drops: Vec<_> = port.drops.iter().map(|(reason, n)| format!("{reason} {n}")).collect();
-        writeln!(out, "{} dropped: {}", port.name, drops.join(", "))?;
+        writeln!(out, "{} dropped: {}{}", port.name, drops.join(", "), spoofed(port))?;
     }
     for (port, trouble) in status.ports.iter().filter_map(|p| Some((p, p.trouble.as_ref()?))) {
         writeln!(out, "{}: {trouble}", port.name)?;
@@ -43,6 +36,7 @@ pub(crate) fn status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
     for (name, vm) in status.ports.iter().filter_map(|p| Some((&p.name, p.vm.as_ref()?))) {
         troubles(out, name, vm)?;
     }
+    small_rings(out, status)?;
     registry(out, &status.registry)?;
     for (what, stalls) in [("frames", status.stalls), ("sockets", status.sockets.stalls)] {
         if stalls > 0 {
@@ -71,6 +65,13 @@ pub(crate) fn troubles(out: &mut dyn Write, name: &str, vm: &VmStatus) -> io::Re
     if !vm.listens {
         writeln!(out, "{name} has no socket: something else is at its path")?;
     }
+    if vm.has_no_buffers {
+        writeln!(
+            out,
+            "{name} has posted no receive buffer that the daemon sees: is the guest's interface \
+             up, and the VM's memory shared (share=on)?"
+        )?;
+    }
     if vm.ring_faults > 0 {
         writeln!(
             out,
@@ -95,6 +96,30 @@ pub(crate) fn troubles(out: &mut dyn Write, name: &str, vm: &VmStatus) -> io::Re
     }
     for (rate, way) in ways.iter().filter_map(|(rate, way)| Some(((*rate)?, way))) {
         writeln!(out, "{name} has a limit of {rate} Mbit/s {way}")?;
+    }
+    Ok(())
+}
+
+/// The MAC that was refused last.
+pub(crate) fn spoofed(port: &PortStatus) -> String {
+    let mac = port.spoofed_mac.as_ref();
+    mac.map_or(String::new(), |mac| format!(" (the last MAC that is not its own: {mac})"))
+}
+
+/// VMs with receive rings of fewer places than a VMM can give them: while the guest is off its
+/// core, no more than these take the frames that are forwarded as they are.
+fn small_rings(out: &mut dyn Write, status: &Status) -> io::Result<()> {
+    let mut small: Vec<_> = status
+        .ports
+        .iter()
+        .filter_map(|port| Some((port.vm.as_ref()?.rings?[0], port.name.as_str())))
+        .filter(|(places, _)| *places < RING_PLACES)
+        .collect();
+    small.sort_unstable();
+    for of_one in small.chunk_by(|a, b| a.0 == b.0) {
+        let names: Vec<_> = of_one.iter().map(|(_, name)| *name).collect();
+        let (places, names) = (of_one[0].0, names.join(", "));
+        writeln!(out, "a receive ring of {places} (QEMU: rx_queue_size={RING_PLACES}): {names}")?;
     }
     Ok(())
 }
@@ -160,32 +185,61 @@ fn listens(station: &StationInfo) -> String {
     if all.is_empty() { "none".into() } else { all.join(",") }
 }
 
-fn port_row(port: &PortStatus) -> [String; 12] {
-    let of_vm = port.vm.as_ref().map_or(["-"; 6].map(String::from), |vm| {
-        [
-            offload(vm).into(),
-            congestion(vm).into(),
-            live_flows(vm).to_string(),
-            vm.flows.get("on").copied().unwrap_or(0).to_string(),
-            bytes(vm.held_bytes),
-            bytes(vm.budget_bytes),
-        ]
+fn port_row(port: &PortStatus) -> [String; 9] {
+    let of_vm = port.vm.as_ref().map_or(["-"; 3].map(String::from), |vm| {
+        [offload(vm).into(), live_flows(vm).to_string(), bytes(vm.held_bytes)]
     });
-    let [offload, congestion, flows, on, held, budget] = of_vm;
+    let [offload, flows, held] = of_vm;
     [
-        port.name.clone(),
+        shortened(&port.name),
         port.kind.clone(),
         if port.link { "up".into() } else { "down".into() },
         offload,
-        congestion,
         flows,
-        on,
         held,
-        budget,
         bytes(port.bytes_from_port),
         bytes(port.bytes_to_port),
-        port.drops.values().sum::<u64>().to_string(),
+        bytes(port.drops.values().sum()),
     ]
+}
+
+/// The gain of each VM: bytes acknowledged early, and by how much ACKs and sends of the host were
+/// ahead of the guest (median, 99 %).
+fn gains(out: &mut dyn Write, status: &Status) -> io::Result<()> {
+    let heads = ["VM", "CONGESTION", "EARLY", "SAVED/ACK", "p99", "SAVED/SEND", "p99"];
+    let mut rows = vec![heads.map(String::from)];
+    for (port, vm) in status.ports.iter().filter_map(|port| Some((port, port.vm.as_ref()?))) {
+        let [acks, acks_p99] = ahead(&vm.ack_saved);
+        let [sends, sends_p99] = ahead(&vm.send_saved);
+        let early = bytes(early_bytes(vm));
+        let congestion = congestion(vm).into();
+        rows.push([shortened(&port.name), congestion, early, acks, acks_p99, sends, sends_p99]);
+    }
+    if rows.len() == 1 {
+        return Ok(());
+    }
+    writeln!(out)?;
+    table(out, &rows)
+}
+
+/// Bytes that were acknowledged ahead of the guest.
+pub(crate) fn early_bytes(vm: &VmStatus) -> u64 {
+    vm.counters.get("early_acked_bytes").copied().unwrap_or(0)
+}
+
+/// The median of samples, and the size below which 99 of 100 are.
+pub(crate) fn ahead(saved: &Histogram) -> [String; 2] {
+    [0.5, 0.99].map(|q| saved.quantile_ns(q).map_or("-".into(), span))
+}
+
+/// Two digits and a unit.
+pub(crate) fn span(ns: f64) -> String {
+    let (value, unit) = match ns {
+        0.0..1e6 => (ns / 1e3, "us"),
+        1e6..1e9 => (ns / 1e6, "ms"),
+        _ => (ns / 1e9, "s"),
+    };
+    if value < 9.95 { format!("{value:.1} {unit}") } else { format!("{value:.0} {unit}") }
 }
 
 /// Whether ack offload is on for new connections.
@@ -297,6 +351,15 @@ pub(crate) fn table<const N: usize>(out: &mut dyn Write, rows: &[[String; N]]) -
     Ok(())
 }
 
+/// A name that fits into a table of 80 columns.
+pub(crate) fn shortened(name: &str) -> String {
+    if name.chars().count() <= NAME_COLUMNS {
+        name.into()
+    } else {
+        name.chars().take(NAME_COLUMNS - 1).chain(['~']).collect()
+    }
+}
+
 /// Three digits and a unit, in powers of 1024.
 pub(crate) fn bytes(n: u64) -> String {
     let mut shift = 0;
@@ -313,7 +376,7 @@ pub(crate) fn bytes(n: u64) -> String {
 }
 
 /// The two largest units.
-fn duration(s: u64) -> String {
+pub(crate) fn duration(s: u64) -> String {
     match s {
         0..60 => format!("{s} s"),
         60..3600 => format!("{} min {} s", s / 60, s % 60),
@@ -383,7 +446,11 @@ mod tests {
             congestion_offload: true,
             flows: BTreeMap::from([("on".into(), 3), ("pass".into(), 1), ("closed".into(), 7)]),
             held_bytes: 2048,
-            budget_bytes: 64 << 20,
+            counters: BTreeMap::from([("early_acked_bytes".into(), 12_000_000)]),
+            ack_saved: Histogram {
+                buckets: vec![(1 << 24, 20), (1 << 25, 50), (1 << 26, 30)],
+                ..Histogram::default()
+            },
             rate_limit_to_guest_mbit_s: Some(100),
             stands: Some(StandingFlow {
                 id: 7,
@@ -420,15 +487,71 @@ mod tests {
             String::from_utf8(text).unwrap(),
             "nightporterd 1.2.3, pid 7, up 1 min 1 s\n\
              \n\
-             PORT  KIND  LINK  OFFLOAD  CONGESTION  FLOWS  ON  HELD  BUDGET  IN    OUT  DROPS\n\
-             lan   tap   up    -        -           -      -   -     -       5.0M  0    2\n\
-             wan   tap   down  -        -           -      -   -     -       0     0    0\n\
-             web1  vm    down  on       paused      4      3   2.0K  64M     0     0    0\n\
+             PORT  KIND  LINK  OFFLOAD  FLOWS  HELD  IN    OUT  DROPS\n\
+             lan   tap   up    -        -      -     5.0M  0    2\n\
+             wan   tap   down  -        -      -     0     0    0\n\
+             web1  vm    down  on       4      2.0K  0     0    0\n\
+             \n\
+             VM    CONGESTION  EARLY  SAVED/ACK  p99    SAVED/SEND  p99\n\
+             web1  paused      11M    27 ms      66 ms  -           -\n\
              lan dropped: hairpin 2\n\
              wan: np1 is not in br0\n\
              web1 has not acknowledged 2.0K of connection 7 (10.0.0.2:80 with 10.0.0.9:4000) for \
              75 s: its application does not read\n\
              web1 has a limit of 100 Mbit/s to it\n"
         );
+    }
+
+    #[test]
+    fn the_tables_of_a_status_have_80_columns() {
+        let longest =
+            Histogram { buckets: vec![(999_000, 99), (999_000_000, 9)], ..Histogram::default() };
+        let vm = VmStatus {
+            draining: true,
+            owed_flows: 1,
+            listens: true,
+            congestion_offload: true,
+            flows: BTreeMap::from([("on".into(), 999_999)]),
+            held_bytes: 999 << 20,
+            ack_saved: longest.clone(),
+            send_saved: longest,
+            ..VmStatus::default()
+        };
+        let port = PortStatus {
+            name: "a-name-of-many-bytes-as-vms-have".into(),
+            kind: "macvtap".into(),
+            bytes_from_port: u64::MAX / 1000,
+            bytes_to_port: 999 << 30,
+            vm: Some(vm),
+            ..PortStatus::default()
+        };
+        let mut text = Vec::new();
+        status(&mut text, &Status { ports: vec![port], ..Status::default() }).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert_eq!(text.matches("a-name-of-many-~").count(), 2, "{text}");
+    }
+
+    #[test]
+    fn half_of_all_samples_are_below_the_median() {
+        let of = |buckets: &[(u64, u64)], above| Histogram {
+            buckets: buckets.to_vec(),
+            above,
+            sum_ns: 0,
+        };
+        let quantiles = |it: &Histogram| [0.5, 0.99].map(|q| it.quantile_ns(q));
+        assert_eq!(quantiles(&Histogram::default()), [None; 2]);
+        assert_eq!(quantiles(&of(&[(32, 0), (64, 0)], 0)), [None; 2]);
+        let even = of(&[(32, 0), (64, 100), (128, 0)], 0);
+        assert_eq!(even.quantile_ns(0.5), Some(48.0));
+        assert_eq!(even.quantile_ns(1.0), Some(64.0));
+        let two = of(&[(32, 50), (64, 0), (128, 50)], 0);
+        assert_eq!([two.quantile_ns(0.5), two.quantile_ns(0.75)], [Some(32.0), Some(96.0)]);
+        assert_eq!(of(&[(32, 1), (64, 0)], 99).quantile_ns(0.5), Some(64.0), "above all bounds");
+        assert_eq!(
+            [0.0, 9_949.0, 9_950.0, 999_400.0].map(span),
+            ["0.0 us", "9.9 us", "10 us", "999 us"]
+        );
+        assert_eq!([1e6, 27_500_000.0, 1_073_741_824.0].map(span), ["1.0 ms", "28 ms", "1.1 s"]);
     }
 }

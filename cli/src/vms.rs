@@ -7,15 +7,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use clap::Args;
-use nightporter_api::{PortStatus, Status};
+use nightporter_api::{Histogram, PortStatus, Status};
 
 use crate::client::Client;
 use crate::flows::CLEAR;
 use crate::show::{self, bytes};
 use crate::{print, status};
 
-/// Longest name in a list: with it a line has 80 columns.
-const NAME_COLUMNS: usize = 16;
 const GREEN: &str = "\x1b[32m";
 const RED: &str = "\x1b[31m";
 const PLAIN: &str = "\x1b[0m";
@@ -73,7 +71,7 @@ fn lines(
     for (port, vm) in ports.iter().filter_map(|port| Some((port, port.vm.as_ref()?))) {
         let [sent, received] = volume(port, rates);
         rows.push([
-            shortened(&port.name),
+            show::shortened(&port.name),
             if port.link { "up".into() } else { "down".into() },
             show::offload(vm).into(),
             show::live_flows(vm).to_string(),
@@ -109,7 +107,7 @@ fn volume(port: &PortStatus, rates: Option<(&Before, Duration)>) -> [String; 2] 
 }
 
 /// Three digits and a unit, in powers of 1000, as rates are.
-fn decimal(n: u64) -> String {
+pub(crate) fn decimal(n: u64) -> String {
     let (mut unit, mut rest) = (0, n as f64);
     while rest >= 999.5 && unit < 4 {
         rest /= 1000.0;
@@ -117,14 +115,6 @@ fn decimal(n: u64) -> String {
     }
     let name = ["", "k", "M", "G", "T"][unit];
     if unit > 0 && rest < 9.95 { format!("{rest:.1}{name}") } else { format!("{rest:.0}{name}") }
-}
-
-fn shortened(name: &str) -> String {
-    if name.chars().count() <= NAME_COLUMNS {
-        name.into()
-    } else {
-        name.chars().take(NAME_COLUMNS - 1).chain(['~']).collect()
-    }
 }
 
 /// Shows all about one VM.
@@ -139,6 +129,17 @@ pub(crate) fn show(client: &mut Client, json: bool, name: &str) -> Result<()> {
     print(json, port, |out| all(out, port))
 }
 
+/// By how much the host was ahead.
+fn ahead(saved: &Histogram) -> String {
+    match saved.samples() {
+        0 => "never".into(),
+        n => {
+            let [median, most] = show::ahead(saved);
+            format!("{n} times: {median} (median), {most} (99 %)")
+        }
+    }
+}
+
 fn all(out: &mut dyn Write, port: &PortStatus) -> io::Result<()> {
     let Some(vm) = &port.vm else { return Ok(()) };
     let link = match (&port.trouble, port.link) {
@@ -147,15 +148,22 @@ fn all(out: &mut dyn Write, port: &PortStatus) -> io::Result<()> {
         (None, false) => "down".into(),
     };
     let vmm = vm.vmm_pid.map_or("not connected".into(), |pid| format!("pid {pid}"));
+    let rings = vm.rings.map_or("not running".into(), |[receive, transmit]| {
+        format!("{receive} places to receive, {transmit} to transmit")
+    });
     let flows = vm.flows.iter().filter(|(_, n)| **n > 0).map(|(state, n)| format!("{n} {state}"));
     let flows = flows.collect::<Vec<_>>().join(", ");
     let both = |frames: u64, of: u64| format!("{} in {frames} frames", bytes(of));
     let mut rows = vec![
         ("link", link),
         ("VMM", vmm),
+        ("rings", rings),
         ("ack offload", show::offload(vm).into()),
         ("congestion offload", show::congestion(vm).into()),
         ("connections", if flows.is_empty() { "none".into() } else { flows }),
+        ("acknowledged early", bytes(show::early_bytes(vm))),
+        ("ACKs ahead of the guest's", ahead(&vm.ack_saved)),
+        ("sends ahead of the guest's", ahead(&vm.send_saved)),
         ("held for the guest", bytes(vm.held_bytes)),
         (
             "promised of its budget",
@@ -176,6 +184,9 @@ fn all(out: &mut dyn Write, port: &PortStatus) -> io::Result<()> {
     section(out, "dropped frames, by reason", &port.drops)?;
     let counters: BTreeMap<_, _> = vm.counters.iter().filter(|(_, n)| **n > 0).collect();
     section(out, "counters", &counters)?;
+    if let Some(mac) = &port.spoofed_mac {
+        writeln!(out, "{} sent with {mac}, which is not its own", port.name)?;
+    }
     show::troubles(out, &port.name, vm)?;
     section(out, "configuration", &port.keys)
 }

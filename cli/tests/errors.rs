@@ -145,9 +145,12 @@ fn a_plan_is_shown_line_by_line_and_what_stays_undone_is_said() {
                \"needs_restart\":[\"daemon.cpu 1 -> 2\"],\"done\":false}}\n";
     assert_eq!(
         said("dry", dry, &["reload", "--dry-run"]),
-        "- vm c\n! needs a restart: daemon.cpu 1 -> 2\n\
-         nothing was changed: without a restart, nothing would be\n"
+        "- vm c\n! waits for a restart: daemon.cpu 1 -> 2\n\
+         nothing was changed: these changes would be made\n"
     );
+    let part =
+        "{\"plan\":{\"steps\":[],\"needs_restart\":[\"daemon.cpu 1 -> 2\"],\"done\":true}}\n";
+    assert_eq!(said("part", part, &["reload"]), "! waits for a restart: daemon.cpu 1 -> 2\n");
 }
 
 #[test]

@@ -53,9 +53,10 @@ use crate::flow::timer::TimerWheel;
 use crate::limits;
 use crate::port::{PortConfig, PortFeatures, PortId};
 use crate::store::arena::Arena;
-use crate::switch::Networks;
+use crate::switch::{Mac, MacPlace, Networks};
 use crate::tcp::flow::{Flow, State};
 use crate::tcp::gates::OutQueue;
+use crate::tcp::lead::AckMoments;
 use crate::tcp::options::SynInfo;
 use crate::tcp::vm::{Presence, Vm};
 use crate::tcp::wanting::{Want, Wanting};
@@ -135,6 +136,8 @@ struct Port {
     /// Storm control: a limit for its frames to groups, which others have to take.
     group_frames: Bucket,
     drops: [u64; DropReason::ALL.len()],
+    /// [`Engine::spoofed_mac`].
+    spoofed: Option<Mac>,
 }
 
 /// One worker's switch, flows and store. See the module doc for the drain order.
@@ -162,6 +165,8 @@ struct Common<'m> {
     out: OutQueue,
     /// Flows with an ACK due at the end of the batch.
     ack_list: Vec<FlowId>,
+    /// When H acknowledged what G has yet to acknowledge.
+    ack_moments: AckMoments,
     /// Ports whose VMs have something to deliver, each once; see `Vm::announced`.
     ready_ports: VecDeque<PortId>,
     /// Ordinary segments take the predicted path (`tcp::predicted`). Tests turn it off, and
@@ -184,6 +189,7 @@ impl<'m> Engine<'m> {
                 arena,
                 out: OutQueue::new(now),
                 ack_list: Vec::new(),
+                ack_moments: AckMoments::default(),
                 ready_ports: VecDeque::new(),
                 predicts: true,
             },
@@ -238,6 +244,9 @@ impl<'m> Engine<'m> {
     pub fn handle_guest_progress(&mut self, now: Instant, port: PortId, drained: bool) {
         if let Some(p) = self.port_mut(port) {
             p.vm.clock.on_progress(now, drained);
+            if drained {
+                p.vm.leads.on_seen(now);
+            }
         }
     }
 
@@ -356,6 +365,25 @@ impl<'m> Engine<'m> {
         self.flows.at(index)
     }
 
+    /// MACs and their ports, a page of at most `most`: those of the network with this number, from
+    /// 0 on, behind this key. `None`: there is no such network.
+    #[must_use]
+    pub fn mac_places(
+        &self,
+        now: Instant,
+        from: (u16, Option<u64>),
+        most: usize,
+    ) -> Option<Vec<MacPlace>> {
+        self.networks.places(now, from, most)
+    }
+
+    /// The last MAC that a frame of the guest claimed and may not have
+    /// ([`DropReason::SpoofedMac`]).
+    #[must_use]
+    pub fn spoofed_mac(&self, port: PortId) -> Option<Mac> {
+        self.port(port)?.spoofed
+    }
+
     /// Frames dropped on `port`, indexed by [`DropReason`].
     #[must_use]
     pub fn drops(&self, port: PortId) -> Option<&[u64; DropReason::ALL.len()]> {
@@ -464,6 +492,7 @@ impl<'m> Engine<'m> {
     fn remove_flow(&mut self, id: FlowId) {
         self.timers.cancel(id);
         self.common.out.departures.cancel(id);
+        self.common.ack_moments.forget(id);
         if let Some((key, flow)) = self.flows.remove(id) {
             let port = self.ports[usize::from(key.port)].as_mut();
             flow.dispose(&mut self.common.arena, port.map(|port| &mut port.vm));
@@ -518,6 +547,7 @@ fn context<'a, 'm>(
         features: &port.features,
         out: &mut common.out,
         ack_list: &mut common.ack_list,
+        ack_moments: &mut common.ack_moments,
         ready_ports: &mut common.ready_ports,
         predicts: common.predicts && is_here,
     })

@@ -244,11 +244,15 @@ pub const FLOW_TIMER_BYTES: usize = 12;
 pub const FLOW_RECORD_BYTES: usize = 160;
 /// The caller's state per flow that the memory target below is stated for.
 pub const FLOW_STATE_BYTES: usize = 328;
+/// When H's last ACKs of a flow left, for samples of what is saved (`tcp/lead.rs`).
+pub const ACK_MOMENTS_BYTES: usize = 68;
+/// Sends of a VM's flows, by ACKs that its guest has yet to see, that are timed at once.
+pub const LEAD_SENDS_MAX: usize = 16;
 /// The memory of the path of an idle flow for which the daemon has sent.
 pub const SENDER_MEMORY_BYTES: usize = 768;
 /// A tracked flow that owes nothing and was idle for [`T_PARK`].
 pub const FLOW_BYTES_IDLE: usize =
-    FLOW_SLOT_OVERHEAD + FLOW_INDEX_BYTES + FLOW_TIMER_BYTES + FLOW_STATE_BYTES;
+    FLOW_SLOT_OVERHEAD + FLOW_INDEX_BYTES + FLOW_TIMER_BYTES + FLOW_STATE_BYTES + ACK_MOMENTS_BYTES;
 
 // --- Times -------------------------------------------------------------------------------------
 

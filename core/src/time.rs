@@ -71,6 +71,17 @@ impl Instant {
         (self.as_millis() & u64::from(u32::MAX)).try_into().unwrap_or(u32::MAX)
     }
 
+    /// Nanoseconds in a tick.
+    pub(crate) const TICK: u64 = 1 << 10;
+
+    /// The low bits of its number of [`Self::TICK`]s; they repeat after 73 minutes.
+    #[must_use]
+    #[inline(always)]
+    pub(crate) fn low_ticks(self) -> u32 {
+        let [a, b, c, d, ..] = (self.0 / Self::TICK).to_le_bytes();
+        u32::from_le_bytes([a, b, c, d])
+    }
+
     /// Seconds.
     pub(crate) const EIGHT: u64 = 8;
 

@@ -1,20 +1,27 @@
 //! The part of `--check` about this host: what would keep the daemon from starting here, and what
 //! would not work.
 
-use std::net::UdpSocket;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::path::Path;
+use std::time::Duration;
 
 use nix::net::if_::if_nametoindex;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
 use crate::config::proof::proof_of;
+use crate::config::reader::human_bytes;
 use crate::config::registry_files::registry_files;
 use crate::config::station::at_strangers;
 use crate::config::warnings::uneven_mtus;
 use crate::config::{Config, OverlayConfig, UplinkConfig, UplinkKind, VmConfig};
 use crate::daemon_user::Judge;
 use crate::owners::Owners;
-use crate::start::large_mtus;
+use crate::start::{large_mtus, no_metrics};
+
+/// How long whoever listens at the address of the metrics may take to answer.
+const ANSWER_MAX: Duration = Duration::from_millis(500);
 
 /// The findings, each with its fix.
 #[derive(Debug, Default)]
@@ -41,13 +48,16 @@ pub fn check_host(config: &Config, judge: &Judge) -> Findings {
     );
     problems.extend(proof_of(config).err().map(|e| e.to_string()));
     problems.extend(config.daemon.cpu.and_then(missing_cpu));
+    problems.extend(config.uplinks.iter().filter_map(wrong_interface));
+    problems.extend(no_room(config));
     // Those come later, or never.
     let interfaces = config.uplinks.iter().filter_map(missing_interface);
     let missing = interfaces.chain(config.overlays.iter().filter_map(missing_address));
     let warnings = missing.chain(large_mtus(config)).chain(in_all_vlans(config));
     let warnings = warnings.chain(behind_boosted(config));
     let warnings = warnings.chain(uneven_mtus(config)).chain(at_strangers(config));
-    let warnings = warnings.chain(silent_log(&config.daemon.log)).collect();
+    let warnings = warnings.chain(silent_log(&config.daemon.log)).chain(missing_dirs(config));
+    let warnings = warnings.chain(config.daemon.metrics.and_then(taken_metrics)).collect();
     Findings { problems, warnings }
 }
 
@@ -95,6 +105,92 @@ fn missing_cpu(cpu: usize) -> Option<String> {
     let placed = set.set(cpu).and_then(|()| sched_setaffinity(Pid::from_raw(0), &set));
     let e = placed.err()?;
     Some(format!("daemon.cpu = {cpu}: {e}\n    fix: give a core that is online: nproc"))
+}
+
+/// The directory of the defaults, which comes with the daemon.
+const OWN_DIR: &str = "/run/nightporter";
+
+/// Directories that are not there: the start makes them, also if their names are mistyped.
+fn missing_dirs(config: &Config) -> Vec<String> {
+    let daemon =
+        [("daemon.control", &config.daemon.control), ("daemon.arena", &config.daemon.arena)];
+    let vms = config.vms.iter().map(|vm| (format!("vm.{}.socket", vm.name), &vm.socket));
+    let all = daemon.map(|(key, path)| (key.to_owned(), path)).into_iter().chain(vms);
+    let missing = all.filter_map(|(key, path)| {
+        let dir = path.parent()?;
+        let is_fine = dir == Path::new(OWN_DIR) || dir.as_os_str().is_empty() || dir.is_dir();
+        let what =
+            format!("{key}: there is no directory {}, and the start makes it", dir.display());
+        (!is_fine).then(|| format!("{what}\n    fix: correct the path, if it is mistyped"))
+    });
+    missing.collect()
+}
+
+/// Budgets that the host's memory, or the file system of the arena, cannot hold.
+fn no_room(config: &Config) -> Option<String> {
+    let needed = config.budget_sum();
+    let too_much = |place: &str, has: u64| {
+        let (needed, has) = (human_bytes(needed), human_bytes(has));
+        format!("the budgets of all VMs are {needed}, and {place} has {has}")
+    };
+    let memory = memory_total()?;
+    if needed > memory {
+        let what = too_much("this host's memory", memory);
+        return Some(format!("{what}\n    fix: lower vm.budget"));
+    }
+    let mut dirs = config.daemon.arena.ancestors().skip(1);
+    let dir = dirs.find(|dir| dir.is_dir())?;
+    let fs = rustix::fs::statvfs(dir).ok()?;
+    let room = fs.f_blocks.saturating_mul(fs.f_frsize);
+    (needed > room).then(|| {
+        let what = too_much(&format!("the file system of {}", dir.display()), room);
+        format!("{what}\n    fix: lower vm.budget, choose another daemon.arena, or enlarge it")
+    })
+}
+
+/// In bytes, by `/proc/meminfo`.
+fn memory_total() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    line.trim().strip_suffix(" kB")?.parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+/// Another process has the address of the metrics: not a daemon, whose successor this one will be.
+fn taken_metrics(address: SocketAddr) -> Option<String> {
+    let e = TcpListener::bind(address).err()?;
+    (!serves_metrics(address)).then(|| no_metrics(address, &e).to_string())
+}
+
+/// A nightporterd answers there.
+fn serves_metrics(address: SocketAddr) -> bool {
+    let Ok(mut stream) = TcpStream::connect_timeout(&address, ANSWER_MAX) else { return false };
+    let mut begin = vec![0; 1 << 12];
+    let asked = stream
+        .set_read_timeout(Some(ANSWER_MAX))
+        .and_then(|()| stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n"))
+        .and_then(|()| stream.read(&mut begin));
+    asked.is_ok_and(|n| String::from_utf8_lossy(&begin[..n]).contains("nightporter_"))
+}
+
+/// An interface is there with that name, and is of another kind.
+fn wrong_interface(uplink: &UplinkConfig) -> Option<String> {
+    let UplinkConfig { name, kind, ifname, .. } = uplink;
+    let of = Path::new("/sys/class/net").join(ifname.as_str());
+    let (is_it, kind, fix) = match kind {
+        UplinkKind::Tap => {
+            let fix = format!(
+                "give the uplink a name of its own, as in ifname = \"np0\", and a bridge that has \
+                 {ifname} as a member: bridge = \"br0\""
+            );
+            (of.join("tun_flags").exists(), "tap", fix)
+        }
+        UplinkKind::Macvtap => {
+            let fix = format!("ip link add link {ifname} name np0 type macvtap mode passthru");
+            (of.join("macvtap").exists(), "macvtap", fix + ", and ifname = \"np0\"")
+        }
+    };
+    let is_wrong = of.exists() && !is_it;
+    is_wrong.then(|| format!("uplink.{name}: {ifname} is there, and is no {kind}\n    fix: {fix}"))
 }
 
 fn missing_interface(uplink: &UplinkConfig) -> Option<String> {

@@ -1,6 +1,8 @@
 //! From a checked configuration to a running daemon, and down again.
 
 use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
 use std::num::NonZeroU64;
 use std::sync::{Arc, PoisonError};
 
@@ -262,18 +264,25 @@ fn open_booster(worker: &mut Worker, config: &Config) -> Result<(), StartError> 
         .map_err(|e| error(format!("{}: {e}", path.display()), "free that path"))
 }
 
+/// Why there are no metrics.
+pub(crate) fn no_metrics(address: SocketAddr, e: &io::Error) -> StartError {
+    let fix = "choose another port with daemon.metrics, or turn it \"off\", and restart";
+    error(format!("metrics: cannot listen on {address}: {e}"), fix)
+}
+
 /// Starts control's thread, with the metrics too.
 fn start_control(
     worker: &mut Worker,
     endpoints: Endpoints,
     settings: &DaemonConfig,
 ) -> Result<ControlThread, StartError> {
-    let fix = "choose another port with daemon.metrics, or turn it \"off\"";
-    let listen = |address| {
-        MetricsServer::new(address)
-            .map_err(|e| error(format!("metrics: cannot listen on {address}: {e}"), fix))
-    };
-    let metrics = settings.metrics.map(listen).transpose()?;
+    // Those who watch the network do not take it down.
+    let metrics = settings.metrics.and_then(|address| {
+        let server = MetricsServer::new(address).inspect_err(|e| {
+            tracing::error!("{}\n    there are none until then", no_metrics(address, e));
+        });
+        server.ok()
+    });
     let started = Control::new(Endpoints { metrics, ..endpoints }).and_then(|(control, mail)| {
         let thread = control.start(&mail)?;
         worker.set_mail(mail)?;

@@ -66,6 +66,7 @@ enum Op {
 enum Line {
     Status,
     Flows(Option<Name>, u64),
+    Macs(Option<Name>, u16, Option<u64>),
     Flow(u8),
     Trace(u8),
     Capture(Name),
@@ -113,6 +114,9 @@ impl Line {
             Self::Status => Request::Status {},
             Self::Flows(vm, from) => {
                 Request::Flows { vm: vm.as_ref().map(Name::text), from: *from }
+            }
+            Self::Macs(port, network, after) => {
+                Request::Macs { port: port.as_ref().map(Name::text), from: (*network, *after) }
             }
             Self::Flow(id) => Request::Flow { id: (*id).into() },
             Self::Trace(id) => Request::Trace { id: (*id).into() },
@@ -327,6 +331,13 @@ impl Host {
             Request::Flows { vm, from } => match reply {
                 Reply::Flows(page) => page.flows.iter().all(|f| f.id >= *from),
                 _ => is_error && vm.as_ref().is_some_and(|vm| vm != VM),
+            },
+            Request::Macs { port, .. } => match reply {
+                Reply::Macs(page) => page.macs.iter().all(|found| {
+                    let name = found.port.as_str();
+                    PORTS.contains(&name) && port.as_ref().is_none_or(|port| port == name)
+                }),
+                _ => is_error && port.as_ref().is_some_and(|port| !PORTS.contains(&port.as_str())),
             },
             Request::Flow { id } => match reply {
                 Reply::Flow(flow) => flow.id == *id,

@@ -25,6 +25,11 @@ fn main() -> Result<()> {
     clap_mangen::generate_to(tool.clone(), &dir)?;
     let mut page = OpenOptions::new().append(true).open(dir.join("nightporter.1"))?;
     page.write_all(manual::sections("nightporter").as_bytes())?;
+    for (command, examples) in nightporter::examples() {
+        let name = format!("nightporter-{}.1", command.replace(' ', "-"));
+        let page = OpenOptions::new().append(true).open(dir.join(&name)).context(name)?;
+        (&page).write_all(manual::examples(examples).as_bytes())?;
+    }
     let keys = include_str!("../../../docs/configuration.md");
     let summary = "the configuration of nightporterd";
     let page = manual::of_markdown("nightporter.toml", 5, summary, keys);

@@ -22,6 +22,15 @@ pub(crate) fn sections(program: &str) -> String {
     page
 }
 
+/// The examples of a command of the tool.
+pub(crate) fn examples(examples: &[(&str, &str)]) -> String {
+    let mut page = String::from(".SH EXAMPLES\n");
+    for (arguments, text) in examples {
+        let _ = writeln!(page, ".TP\n\\fBnightporter {}\\fR\n{}", plain(arguments), plain(text));
+    }
+    page
+}
+
 const TOOL: &[Section] = &[
     (
         "EXAMPLES",

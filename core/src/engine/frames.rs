@@ -106,12 +106,31 @@ impl Engine<'_> {
     ) -> Verdict {
         let verdict = result.unwrap_or_else(Verdict::Drop);
         match verdict {
-            Verdict::Drop(reason) => self.count_drop(port, reason),
+            Verdict::Drop(reason) => {
+                self.count_drop(port, reason);
+                if reason == DropReason::SpoofedMac {
+                    self.note_spoofed(port, frame);
+                }
+            }
             Verdict::Forward(out) => self.note_given(now, out),
             Verdict::Flood => return self.flood(now, port, frame),
             Verdict::Absorbed => {}
         }
         verdict
+    }
+
+    /// The frame has a source MAC that is not its guest's, or is an ARP that names another one.
+    #[cold]
+    fn note_spoofed(&mut self, port: PortId, frame: &[u8]) {
+        let Ok(Packet { eth, net, .. }) = Packet::parse(frame) else { return };
+        let own = self.networks.of(port).mac_of(port);
+        let claimed = match net {
+            Net::Arp(arp) if own == Some(eth.src) => arp.sender_mac,
+            _ => eth.src,
+        };
+        if let Some(port) = self.port_mut(port) {
+            port.spoofed = Some(claimed);
+        }
     }
 
     /// Whether `port` gets a frame of `ingress` that is flooded. A guest whose MAC is known has no

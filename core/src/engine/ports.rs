@@ -78,7 +78,8 @@ impl Engine<'_> {
         }
         let drops = [0; DropReason::ALL.len()];
         let group_frames = Bucket::new(GROUP_FRAMES_BURST, GROUP_FRAMES_INTERVAL);
-        let port = Port { config, features: None, vm, elsewhere: false, group_frames, drops };
+        let (features, elsewhere, spoofed) = (None, false, None);
+        let port = Port { config, features, vm, elsewhere, group_frames, drops, spoofed };
         if slot == self.ports.len() {
             self.ports.push(Some(port));
         } else {

@@ -74,7 +74,7 @@ impl Engine<'_> {
         let nobody = network.and_then(|name| self.networks.nobody_in(name, self.ports.len()));
         let Some(PortId(nobody)) = nobody else { return };
         let host_mac = self.host_mac(record.network_hash);
-        let Common { arena, out, ack_list, ready_ports, predicts, .. } = &mut self.common;
+        let Common { arena, out, ack_list, ack_moments, ready_ports, predicts } = &mut self.common;
         let mut cx = FlowContext {
             now,
             id: FlowId::NONE,
@@ -84,6 +84,7 @@ impl Engine<'_> {
             features: &None,
             out,
             ack_list,
+            ack_moments,
             ready_ports,
             predicts: *predicts,
         };

@@ -15,6 +15,11 @@ const ANY_VLAN: u16 = u16::MAX - 1;
 /// Likewise: the MAC of a guest that has gone.
 const GONE_VLAN: u16 = u16::MAX - 2;
 
+/// An entry with this in place of a VLAN id says who may not take a MAC, not where frames go.
+pub(super) const fn is_remark(vlan: u16) -> bool {
+    matches!(vlan, ANY_VLAN | GONE_VLAN)
+}
+
 impl Switch {
     /// `mac` is behind the uplink `port` on this VLAN. Group addresses teach nothing, nor do frames
     /// of guest ports that are not trusted, whose MAC [`Self::check_source`] knows. Of a guest's

@@ -24,6 +24,7 @@ use core::net::IpAddr;
 mod claims;
 mod isolation;
 mod learning;
+mod listing;
 mod memo;
 mod networks;
 mod told;
@@ -34,6 +35,7 @@ use ahash::RandomState;
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 
+pub use self::listing::{Known, MacPlace};
 use self::memo::Memo;
 pub(crate) use self::networks::Networks;
 use self::told::TOLD_VLAN;

@@ -4,8 +4,9 @@
 //! reached by that port only ([`Networks::of`]). So no frame crosses from one network into another,
 //! and two networks may have the same addresses.
 
-use super::Switch;
+use super::{MacPlace, Switch};
 use crate::port::PortId;
+use crate::time::Instant;
 
 /// All networks of an engine. There is always one.
 ///
@@ -118,6 +119,22 @@ impl Networks {
         self.of_mut(port)
     }
 
+    /// The MACs of the networks, a page at a time: those of the network with this number that stand
+    /// behind `after`, or its first. `None`: there is no such network.
+    pub(crate) fn places(
+        &self,
+        now: Instant,
+        (network, after): (u16, Option<u64>),
+        most: usize,
+    ) -> Option<Vec<MacPlace>> {
+        let switch = match (self.several, network) {
+            (true, network) => &self.list.get(usize::from(network))?.switch,
+            (false, 0) => &self.alone,
+            (false, _) => return None,
+        };
+        Some(switch.places(now, after, most))
+    }
+
     fn used(&self, name: &str) -> Option<usize> {
         self.list.iter().position(|network| network.ports > 0 && network.name == name)
     }
@@ -151,7 +168,6 @@ impl Networks {
 mod tests {
     use super::super::{Mac, Out};
     use super::*;
-    use crate::time::Instant;
     use crate::wire::packet::VlanStack;
 
     const NOW: Instant = Instant::from_secs(5);

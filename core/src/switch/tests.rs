@@ -20,7 +20,7 @@ fn untagged() -> VlanStack {
     VlanStack::default()
 }
 
-fn tagged(tci: u16) -> VlanStack {
+pub(super) fn tagged(tci: u16) -> VlanStack {
     behind(&[(0x8100, tci)], from(MAC_FAR, v4(1))).eth.vlan
 }
 

@@ -27,6 +27,11 @@ impl Flow {
         if let Some((segment, ..)) = &found {
             let bytes = headers + index(segment.to - segment.from);
             cx.out.departures.on_sent(cx.key.port, bytes);
+            if flooded.is_by_new_room(segment)
+                && (self.outbound.ack_to_guest_due() || !cx.vm.clock.has_seen_all())
+            {
+                cx.vm.leads.on_sent(cx.now); // before G has seen that ACK
+            }
         }
         flooded.arm(cx, found.is_some());
         let (segment, mss, push) = found?;

@@ -409,6 +409,17 @@ impl Flow {
                 cx.arena.commit_edge_to_net(rec, self.receiver.edge());
             }
             self.note_owing(cx);
+        } else {
+            self.note_ack_left(cx); // a segment with data carried it
+        }
+    }
+
+    /// H's newest ACK is ahead of G's ([`crate::tcp::lead`]).
+    #[inline]
+    pub(super) fn note_ack_left(&self, cx: &mut FlowContext<'_, '_>) {
+        let sent = self.receiver.acks.sent();
+        if sent > self.sender.una() {
+            cx.ack_moments.on_sent(cx.now, cx.id, sent);
         }
     }
 

@@ -178,6 +178,9 @@ impl Flow {
             self.try_longer_segments(cx.now);
             self.try_longer_to_net(cx.now);
         }
+        if bytes_end > una {
+            cx.ack_moments.on_ack_from_guest(&mut cx.vm.leads, cx.now, cx.id, bytes_end);
+        }
         if ack > una {
             if let Some(rec) = self.receiver.record() {
                 cx.arena.commit_guest_una(rec, bytes_end); // before its bytes go (LIFE-09)

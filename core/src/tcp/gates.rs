@@ -157,6 +157,7 @@ impl Flow {
             self.emit_to_net(cx, seq, TcpFlags::ACK, dsack);
         }
         cx.vm.counters.acks_made += 1;
+        self.note_ack_left(cx);
     }
 
     /// An RST for R: G has reset the connection, or will not get bytes that were acknowledged. An R

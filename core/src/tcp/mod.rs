@@ -35,6 +35,7 @@
 //! | `sender/path` | the way of bytes behind G, once some were lost there |
 //! | `outbound` | R's progress with G's bytes, R's window and SACK blocks |
 //! | `outbound/flooded` | G's bytes that are kept, with congestion offload |
+//! | `lead` | how far H is ahead of G, in samples for operators |
 //! | `wanting` | who is owed bytes or a turn, for VMs that have boost |
 //! | `doubt` | flows whose G may have rebooted |
 //! | `distance` | what is known of servers behind G |
@@ -62,6 +63,7 @@ mod from_guest;
 mod from_net;
 pub(crate) mod gates;
 mod handshake;
+pub mod lead;
 mod lifecycle;
 mod losses;
 pub mod options;
@@ -87,6 +89,7 @@ use crate::flow::table::FlowId;
 use crate::port::{PortFeatures, PortId};
 use crate::store::arena::Arena;
 use crate::tcp::gates::OutQueue;
+use crate::tcp::lead::AckMoments;
 use crate::tcp::vm::Vm;
 use crate::time::Instant;
 use crate::wire::packet::{Eth, Ip, Tcp, TcpFlags, ipv4_header_ok, tcp_checksum_ok};
@@ -104,6 +107,7 @@ pub(crate) struct FlowContext<'a, 'm> {
     pub(crate) features: &'a Option<PortFeatures>,
     pub(crate) out: &'a mut OutQueue,
     pub(crate) ack_list: &'a mut Vec<FlowId>,
+    pub(crate) ack_moments: &'a mut AckMoments,
     pub(crate) ready_ports: &'a mut VecDeque<PortId>,
     /// The predicted path may be taken.
     pub(crate) predicts: bool,

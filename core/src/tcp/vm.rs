@@ -13,6 +13,7 @@ use crate::port::Local;
 use crate::switch::Mac;
 use crate::tcp::distance::Servers;
 use crate::tcp::doubt::Doubt;
+use crate::tcp::lead::Leads;
 use crate::tcp::wanting::Wanting;
 use crate::time::{Duration, Instant};
 use crate::wire::packet::IpAddr16;
@@ -206,6 +207,8 @@ pub struct Vm {
     pub(crate) servers: Servers,
     /// Counters.
     pub counters: VmCounters,
+    /// The time by which H is ahead of the guest.
+    pub leads: Leads,
 }
 
 /// The state of a VM that goes where its flows go.
@@ -269,6 +272,7 @@ impl Vm {
             wanting: _,
             // What this host has done for it.
             counters: _,
+            leads: _,
             clock,
             absence,
             doubt,
@@ -350,6 +354,7 @@ impl Vm {
             guest_ttl: None,
             servers: Servers::default(),
             counters: VmCounters::default(),
+            leads: Leads::default(),
         }
     }
 

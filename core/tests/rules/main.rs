@@ -22,6 +22,7 @@ mod guest_frames;
 mod guest_recovery;
 mod handshake;
 mod late_ack;
+mod lead;
 mod liberal;
 mod life;
 mod live_flow;

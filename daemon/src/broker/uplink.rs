@@ -4,6 +4,7 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nix::libc;
@@ -80,8 +81,8 @@ fn open_tap(config: &UplinkConfig, is_new: bool) -> Result<(File, u32), OpenErro
             OpenError { is_busy: true, ..error(what, fix) }
         }
         Some(libc::EINVAL) => {
-            let what = format!("{ifname} exists and is not a single-queue tap");
-            error(what, format!("choose another name, or: ip link del {ifname} && {make}"))
+            let (what, fix) = no_such_tap(ifname, &make);
+            error(what, fix)
         }
         Some(libc::EPERM) => {
             let what = format!("not allowed to open {ifname}");
@@ -160,6 +161,17 @@ fn open_macvtap(config: &UplinkConfig) -> Result<(File, u32), OpenError> {
         error(format!("cannot bring {ifname} up: {e}"), format!("ip link set {ifname} up"))
     })?;
     Ok((file, index))
+}
+
+/// Why the interface with this name is no tap of ours, and the fix: a network card is not removed.
+fn no_such_tap(ifname: &str, make: &str) -> (String, String) {
+    let is_tun = Path::new("/sys/class/net").join(ifname).join("tun_flags").exists();
+    if is_tun {
+        let fix = format!("choose another name, or: ip link del {ifname} && {make}");
+        return (format!("{ifname} exists and is not a single-queue tap"), fix);
+    }
+    let fix = "give the uplink a name of its own, and a bridge with that interface".into();
+    (format!("{ifname} is there, and is no tap"), fix)
 }
 
 fn open_device(path: &str) -> io::Result<File> {

@@ -2,16 +2,17 @@
 //! `reload`).
 //!
 //! A change is planned, prepared and applied. The plan has the wanted configuration, and the steps
-//! that lead there from the present one ([`Plan`]); if only a restart can make one of the changes,
-//! the whole plan is refused. Preparation takes memory, interfaces and sockets, so that nothing can
-//! fail any more. Both happen in control's thread ([`Preparer`]), because reading a file, making an
-//! interface and taking gigabytes of memory may wait. Then the worker takes one step after the
-//! other, each between two turns (`worker::steps`). There is one change at a time. The start is one
-//! too, from a configuration without ports: then all steps are taken at once, and an interface or
-//! socket that cannot be opened refuses nothing, because its port tries again
-//! ([`Prepared::first`]).
+//! that lead there from the present one ([`Plan`]). If only a restart can make one of the changes,
+//! a command is refused, and a reload makes the others (`partial`). Preparation takes memory,
+//! interfaces and sockets, so that nothing can fail any more. Both happen in control's thread
+//! ([`Preparer`]), because reading a file, making an interface and taking gigabytes of memory may
+//! wait. Then the worker takes one step after the other, each between two turns (`worker::steps`).
+//! There is one change at a time. The start is one too, from a configuration without ports: then
+//! all steps are taken at once, and an interface or socket that cannot be opened refuses nothing,
+//! because its port tries again ([`Prepared::first`]).
 
 mod file;
+mod partial;
 mod plan;
 mod prepare;
 mod resources;

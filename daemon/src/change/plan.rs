@@ -1,13 +1,13 @@
 //! The steps from one configuration to another.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::config::keys::{Keys, differences};
 use crate::config::{Config, OverlayConfig, RegistryConfig, ToeConfig, UplinkConfig, VmConfig};
 use crate::worker::steps::Step;
 
 /// Keys of `[daemon]` that are changed in a running daemon.
-const LIVE: [&str; 1] = ["drain_timeout_s"];
+pub(super) const LIVE: [&str; 1] = ["drain_timeout_s"];
 /// Keys of an overlay that are changed in a running daemon.
 const LIVE_OF_OVERLAYS: [&str; 2] = ["peers", "mtu"];
 /// Keys of a VM that its VMM is told only when it connects.
@@ -23,8 +23,27 @@ pub struct Plan {
     /// For operators: a line for each step, in the same order, and one for the log's filter, which
     /// control sets when all steps are done.
     pub lines: Vec<String>,
-    /// Changes that cannot be made while the daemon runs: they refuse the plan.
+    /// Changes that cannot be made while the daemon runs.
     pub needs_restart: Vec<String>,
+    /// The parts of the configuration that these are of.
+    pub(super) waiting: BTreeSet<Part>,
+}
+
+/// A part of the configuration that changes as a whole or not at all.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub(super) enum Part {
+    /// Keys of `[daemon]` that are none of [`LIVE`].
+    Daemon,
+    /// `[registry]`.
+    Registry,
+    /// `[toe]`.
+    Toe,
+    /// The uplink with this name.
+    Uplink(String),
+    /// The overlay with this name.
+    Overlay(String),
+    /// The VM with this name.
+    Vm(String),
 }
 
 impl Plan {
@@ -45,7 +64,12 @@ impl Plan {
         plan.set_daemon(now, wanted);
         let boosts = |config: &Config| config.vms.iter().any(|vm| vm.boost.is_some());
         if boosts(wanted) && !boosts(now) {
-            plan.needs_restart.push("the first VM with boost: the booster's socket".into());
+            for vm in wanted.vms.iter().filter(|vm| vm.boost.is_some()) {
+                plan.wait(
+                    Part::Vm(vm.name.clone()),
+                    format!("vm.{}: the first with boost", vm.name),
+                );
+            }
         }
         plan.set_stations(now, wanted);
         for uplink in &wanted.uplinks {
@@ -104,11 +128,13 @@ impl Plan {
         let moves = before.socket != vm.socket;
         if before.network != vm.network {
             let [before, after] = [before, vm].map(|vm| vm.network.as_deref().unwrap_or("none"));
-            self.needs_restart.push(format!("vm.{}.network {before} -> {after}", vm.name));
+            let what = format!("vm.{}.network {before} -> {after}", vm.name);
+            self.wait(Part::Vm(vm.name.clone()), what);
         }
         for (key, before, after) in &differ {
             if OF_A_SOCKET.contains(key) && !moves {
-                self.needs_restart.push(format!("vm.{}.{key} {before} -> {after}", vm.name));
+                let what = format!("vm.{}.{key} {before} -> {after}", vm.name);
+                self.wait(Part::Vm(vm.name.clone()), what);
             }
         }
         // The present holder gives it up in a step of its own, which may be a later one.
@@ -121,7 +147,9 @@ impl Plan {
         });
         if let Some(holder) = holder {
             let (vm, holder) = (&vm.name, &holder.name);
-            self.needs_restart.push(format!("vm.{vm} gets what vm.{holder} has now (two changes)"));
+            self.waiting.insert(Part::Vm(holder.clone()));
+            let what = format!("vm.{vm} gets what vm.{holder} has now (two changes)");
+            self.wait(Part::Vm(vm.clone()), what);
         }
         let what: Vec<_> = differ
             .iter()
@@ -143,7 +171,7 @@ impl Plan {
                 self.steps.push(Step::SetDrainTimeout(wanted.daemon.drain_timeout_s));
                 self.lines.push(format!("~ daemon: {key} {before} -> {after}"));
             } else {
-                self.needs_restart.push(format!("daemon.{key} {before} -> {after}"));
+                self.wait(Part::Daemon, format!("daemon.{key} {before} -> {after}"));
             }
         }
     }
@@ -169,7 +197,8 @@ impl Plan {
             let differ = differences(&before.keys(), &overlay.keys());
             for (key, before, after) in &differ {
                 if !LIVE_OF_OVERLAYS.contains(key) {
-                    self.needs_restart.push(format!("overlay.{name}.{key} {before} -> {after}"));
+                    let what = format!("overlay.{name}.{key} {before} -> {after}");
+                    self.wait(Part::Overlay(name.clone()), what);
                 }
             }
             let what = differ.iter().map(|(key, before, now)| format!("{key} {before} -> {now}"));
@@ -182,24 +211,30 @@ impl Plan {
     }
 
     /// A table that only a restart changes.
-    fn keep(&mut self, name: &str, now: Option<Keys>, wanted: Option<Keys>) {
-        match (now, wanted) {
-            (None, None) => {}
-            (Some(now), Some(wanted)) => {
-                for (key, before, after) in differences(&now, &wanted) {
-                    self.needs_restart.push(format!("{name}.{key} {before} -> {after}"));
-                }
-            }
-            (None, Some(_)) => self.needs_restart.push(format!("{name} comes")),
-            (Some(_), None) => self.needs_restart.push(format!("{name} goes")),
-        }
+    fn keep(&mut self, part: &Part, name: &str, now: Option<Keys>, wanted: Option<Keys>) {
+        let differ = match (now, wanted) {
+            (None, None) => vec![],
+            (Some(now), Some(wanted)) => differences(&now, &wanted)
+                .into_iter()
+                .map(|(key, before, after)| format!("{name}.{key} {before} -> {after}"))
+                .collect(),
+            (None, Some(_)) => vec![format!("{name} comes")],
+            (Some(_), None) => vec![format!("{name} goes")],
+        };
+        differ.into_iter().for_each(|what| self.wait(part.clone(), what));
+    }
+
+    /// Only a restart makes this change, which is a part of the configuration or in one.
+    fn wait(&mut self, part: Part, what: String) {
+        self.needs_restart.push(what);
+        self.waiting.insert(part);
     }
 
     fn set_stations(&mut self, now: &Config, wanted: &Config) {
         let registry = |config: &Config| config.registry.as_ref().map(RegistryConfig::keys);
-        self.keep("registry", registry(now), registry(wanted));
+        self.keep(&Part::Registry, "registry", registry(now), registry(wanted));
         let toe = |config: &Config| config.toe.as_ref().map(ToeConfig::keys);
-        self.keep("toe", toe(now), toe(wanted));
+        self.keep(&Part::Toe, "toe", toe(now), toe(wanted));
         if now.toe_rules != wanted.toe_rules {
             let (before, after) = (now.toe_rules.len(), wanted.toe_rules.len());
             self.lines
@@ -218,8 +253,9 @@ impl Plan {
         let place = |it: &OverlayConfig| (it.local, it.vni);
         if let Some(holder) = now.overlays.iter().find(|it| place(it) == place(overlay)) {
             let (name, holder) = (&overlay.name, &holder.name);
-            self.needs_restart
-                .push(format!("overlay.{name} gets what overlay.{holder} has now (two changes)"));
+            self.waiting.insert(Part::Overlay(holder.clone()));
+            let what = format!("overlay.{name} gets what overlay.{holder} has now (two changes)");
+            self.wait(Part::Overlay(name.clone()), what);
         }
         self.add(Step::AddOverlay(Box::new(overlay.clone())), &overlay.name, overlay.keys());
     }
@@ -227,7 +263,8 @@ impl Plan {
     fn keep_uplink(&mut self, before: &UplinkConfig, uplink: &UplinkConfig) {
         for (key, before, after) in differences(&before.keys(), &uplink.keys()) {
             let name = &uplink.name;
-            self.needs_restart.push(format!("uplink.{name}.{key} {before} -> {after}"));
+            let what = format!("uplink.{name}.{key} {before} -> {after}");
+            self.wait(Part::Uplink(name.clone()), what);
         }
     }
 
@@ -235,8 +272,9 @@ impl Plan {
         // Its interface is opened before any port goes.
         if let Some(holder) = now.iter().find(|other| other.ifname == uplink.ifname) {
             let (name, holder) = (&uplink.name, &holder.name);
-            self.needs_restart
-                .push(format!("uplink.{name} gets what uplink.{holder} has now (two changes)"));
+            self.waiting.insert(Part::Uplink(holder.clone()));
+            let what = format!("uplink.{name} gets what uplink.{holder} has now (two changes)");
+            self.wait(Part::Uplink(name.clone()), what);
         }
         self.add(Step::AddUplink(uplink.clone()), &uplink.name, uplink.keys());
     }

@@ -9,7 +9,7 @@ use nightporter_core::store::arena::ArenaSize;
 
 use super::file::File;
 use super::resources::{Failure, Resources};
-use super::{Means, Plan, Prepared, Preparer, Refusal, Running};
+use super::{Means, Plan, Prepared, Preparer, Refusal, Running, partial};
 use crate::arena_file;
 use crate::config::warnings::uneven_mtus;
 use crate::config::{Config, Problems, UplinkConfig, VmConfig};
@@ -27,7 +27,12 @@ pub(super) fn prepare(
     excess_pages: u64,
 ) -> Result<Prepared, Refusal> {
     let running = &*running;
-    let target = target(change, running, file)?;
+    let mut target = target(change, running, file)?;
+    let mut waits = Vec::new();
+    if let Change::Reload {} = change {
+        let (reached, left) = partial::reachable(&running.config, &target.config)?;
+        (target.config, waits) = (Arc::new(reached), left);
+    }
     let plan = Plan::between(&running.config, &target.config);
     let owners = means.owners.clone().map_err(|e| refusal(&e))?;
     let mut prepared = Prepared { plan, target, resources: Resources::default(), owners };
@@ -42,16 +47,17 @@ pub(super) fn prepare(
                     .into(),
         });
     }
+    if !prepared.plan.needs_restart.is_empty() {
+        return Err(Refusal {
+            what: format!("needs a restart: {}", prepared.plan.needs_restart.join("; ")),
+            fix: "write it into the file and restart nightporterd; nothing was changed".into(),
+        });
+    }
+    prepared.plan.needs_restart = waits;
     if dry_run {
         return Ok(prepared);
     }
     let Prepared { plan, target, .. } = &mut prepared;
-    if !plan.needs_restart.is_empty() {
-        return Err(Refusal {
-            what: format!("needs a restart: {}", plan.needs_restart.join("; ")),
-            fix: "put that back as it was, or restart nightporterd; nothing was changed".into(),
-        });
-    }
     target.size = size(running, &target.config, plan, excess_pages);
     if plan.steps.iter().any(|step| matches!(step, Step::AddUplink(_))) {
         // The broker reads the file for it, and its caller waits for that.

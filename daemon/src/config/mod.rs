@@ -255,7 +255,7 @@ table! {
             bytes(1 << 20..=spans::PORT_MAX), "write bytes, or a string as in \"4G\""),
             shown(|vm| vm.memory_max.and_then(size));
         /// Acknowledge TCP for this guest. Default `true`. `false` makes the port a plain switch
-        /// port; `nightporter offload on|off VM` changes it at run time for new connections.
+        /// port; `nightporter offload VM on|off` changes it at run time for new connections.
         ack_offload: bool = flag(true);
         /// Which connections end in the guest: `"auto"` (default), `"always"` or `"never"`. The
         /// others end behind it, as with a router, and pass without the offload. `"auto"` finds
@@ -271,7 +271,7 @@ table! {
         /// Send TCP for this guest: it hands over all its data, and the host sends it by a
         /// congestion control of its own. Default `false`. Only for connections with ack offload. A
         /// guest gains by it when it floods (`nightporter-guest flood on`); the host's heartbeat
-        /// tells it that it may. `nightporter congestion-offload on|off VM` changes it at run time.
+        /// tells it that it may. `nightporter congestion-offload VM on|off` changes it at run time.
         congestion_offload: bool = flag(false);
         /// How the host sends for this guest: `"cubic"` (default) or `"reno"`.
         congestion_control: Algorithm = default(

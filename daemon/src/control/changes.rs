@@ -243,7 +243,12 @@ impl Control {
     pub(super) fn tell(&mut self, client: Option<Client>, reply: Reply) {
         match (client, reply) {
             (Some(client), reply) => self.answer(client, Arc::new(line(&reply)), false),
-            (None, Reply::Plan(plan)) => tracing::info!(steps = plan.steps.len(), "reloaded"),
+            (None, Reply::Plan(plan)) => {
+                tracing::info!(steps = plan.steps.len(), "reloaded");
+                for what in plan.needs_restart {
+                    tracing::warn!("waits for a restart: {what}");
+                }
+            }
             (None, Reply::Error { what, fix }) => {
                 tracing::error!("the reload failed: {what}\n    fix: {fix}");
             }

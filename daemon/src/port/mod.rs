@@ -137,6 +137,12 @@ impl Port {
         matches!(self, Self::Guest(guest) if guest.port.listens())
     }
 
+    /// The guest has posted a receive buffer, as far as the daemon sees; true of all but guests.
+    #[must_use]
+    pub(crate) fn has_seen_buffers(&self) -> bool {
+        !matches!(self, Self::Guest(guest) if !guest.port.has_seen_buffers())
+    }
+
     /// Counters of the device, if a VM is behind it.
     #[must_use]
     pub fn device(&self) -> Option<VhostUserStats> {

@@ -251,7 +251,7 @@ impl<D: Device> VhostUserPort<D> {
     }
 
     /// Something waits at the listener. A second front-end is turned away as long as the first one
-    /// is connected.
+    /// is connected, and the next one waits for a second: QEMU connects again at once.
     pub fn handle_listener(&mut self) {
         let _part = self.account.part();
         if self.account.is_banned(monotonic_now()) {
@@ -280,7 +280,7 @@ impl<D: Device> VhostUserPort<D> {
                     warn!(port = self.name, "a second front-end was turned away");
                 }
                 drop(protocol::hang_up(stream, &self.account.owner));
-                continue;
+                return self.events.push_back(Event::Rest(Source::Listener));
             }
             if let Err(error) = self.connect(stream)
                 && self.account.may_log()

@@ -50,6 +50,12 @@ impl Executor {
                 Ok(vm) => Reply::Flows(path.flow_page(now, from, vm)),
                 Err(reply) => reply,
             },
+            Request::Macs { port, from } => {
+                match port.map(|port| path.find_port(&port)).transpose() {
+                    Ok(port) => Reply::Macs(path.mac_page(now, from, port)),
+                    Err(reply) => reply,
+                }
+            }
             Request::Flow { id } => match path.engine.flow(index(id)) {
                 Some(found) => Reply::Flow(Box::new(path.flow_info(now, found))),
                 None => no_such_flow(id),
@@ -61,9 +67,9 @@ impl Executor {
                 }
                 None => no_such_flow(id),
             },
-            Request::Capture { port, snap_bytes, only } => match path.ports.find(&port) {
-                None => path.no_such("port", &port, |_| true),
-                Some(port) => {
+            Request::Capture { port, snap_bytes, only } => match path.find_port(&port) {
+                Err(reply) => reply,
+                Ok(port) => {
                     path.ports.watchers.add_capture(now, client, port, Taking { snap_bytes, only });
                     Reply::Stream {}
                 }
@@ -134,6 +140,10 @@ impl DataPath {
         let is_vm = |at: &NamedPort| at.port.is_guest();
         let found = self.ports.find(name).filter(|&p| is_vm(self.ports.of(p)));
         found.ok_or_else(|| self.no_such("VM", name, is_vm))
+    }
+
+    fn find_port(&self, name: &str) -> Result<PortId, Reply> {
+        self.ports.find(name).ok_or_else(|| self.no_such("port", name, |_| true))
     }
 
     fn no_such(&self, kind: &str, name: &str, is_one: impl Fn(&NamedPort) -> bool) -> Reply {

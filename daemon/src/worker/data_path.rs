@@ -15,6 +15,7 @@ use super::guests::Announcement;
 use super::heartbeats::Heartbeats;
 use super::ports::WorkerPorts;
 use super::sockets::Sockets;
+use super::unshared::Unshared;
 use crate::booster::Booster;
 use crate::closer;
 use crate::config::VmConfig;
@@ -48,6 +49,8 @@ pub(super) struct DataPath {
     pub(super) front_ends: VecDeque<Token>,
     /// Announcements of VMMs for VMs in several VLANs that were not told in all of them yet.
     pub(super) announcements: VecDeque<Announcement>,
+    /// Guests that have posted no buffer yet.
+    pub(super) unshared: Unshared,
     /// `faults::count` when ports were last looked at for it.
     pub(super) faults_seen: u64,
     /// The ports of open overlays, by the numbers of these.
@@ -70,6 +73,7 @@ impl DataPath {
             polled: Resting::for_at_most(POLL_INTERVAL),
             front_ends: VecDeque::new(),
             announcements: VecDeque::new(),
+            unshared: Unshared::default(),
             faults_seen: 0,
             overlays: BTreeMap::new(),
             links: BTreeMap::new(),
@@ -155,6 +159,7 @@ impl DataPath {
         }
         self.forget_sources(|token| matches!(token, Token::Guest(port, _) if *port == id.0));
         self.announcements.retain(|it| it.port != id);
+        self.unshared.on_link(self.ports.now, id, false);
         self.heartbeats.forget(id);
         self.booster.forget(id);
     }

@@ -112,6 +112,7 @@ impl DataPath {
                         tracing::info!(vm, up = features.is_some(), "link");
                     }
                     self.turn.set_features(now, &mut self.engine, port, features);
+                    self.unshared.on_link(now, port, features.is_some());
                     let listeners = features.and_then(|_| self.sockets.listeners_of(port));
                     let name = self.ports.of(port).name.clone();
                     self.links.insert(name, (features.is_some(), listeners));
@@ -126,6 +127,19 @@ impl DataPath {
                 }
                 Event::Rarp(mac) => self.announce(now, port, mac),
             }
+        }
+    }
+
+    /// Warns of guests that have posted no buffer for long.
+    pub(super) fn look_for_buffers(&mut self, now: Instant) {
+        let Self { unshared, ports, .. } = self;
+        for port in unshared.look(now, |port| ports.of(port).port.has_seen_buffers()) {
+            let vm = &ports.of(port).name;
+            tracing::warn!(
+                vm,
+                "the driver runs, and has posted no receive buffer that the daemon sees: is the \
+                 guest's interface up, and the VM's memory shared (share=on)?"
+            );
         }
     }
 

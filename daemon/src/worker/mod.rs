@@ -19,6 +19,7 @@ mod stations;
 mod status;
 pub mod steps;
 mod survey;
+mod unshared;
 mod watch;
 
 use std::io;
@@ -244,20 +245,23 @@ impl Worker {
         self.path.handle_faults(now, &self.epoll);
         self.path.wake_resting(now, &self.epoll);
         self.path.go_on_announcing(now);
+        self.path.look_for_buffers(now);
         self.since_look += FRAMES_OF_A_TURN + frames;
         if frames > 0 {
             self.polling.handle_work(now);
         }
         self.path.booster.after_turn(now, &mut self.path.engine);
         self.executor.after_turn(now, &self.epoll, &mut self.path);
-        let DataPath { engine, booster, heartbeats, resting, polled, announcements, .. } =
-            &self.path;
+        let DataPath {
+            engine, booster, heartbeats, resting, polled, announcements, unshared, ..
+        } = &self.path;
         let deadlines = [
             engine.poll_timeout(),
             heartbeats.poll_timeout(),
             resting.poll_timeout(),
             polled.poll_timeout(),
             announcements.front().map(|it| it.next),
+            unshared.poll_timeout(),
             booster.poll_timeout(),
             self.executor.poll_timeout(&self.path),
         ];

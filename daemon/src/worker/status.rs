@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use nightporter_api::{FlowInfo, FlowPage, PortStatus, SendInfo, StandingFlow, VmStatus};
+use nightporter_api::{
+    FlowInfo, FlowPage, MacCursor, MacInfo, MacPage, PortStatus, SendInfo, StandingFlow, VmStatus,
+};
 use nightporter_core::counters::VmCounters;
 use nightporter_core::drops::DropReason;
 use nightporter_core::engine::Direction;
@@ -11,7 +13,9 @@ use nightporter_core::flow::key::FlowKey;
 use nightporter_core::flow::table::FlowId;
 use nightporter_core::limits::PAGE;
 use nightporter_core::port::PortId;
+use nightporter_core::switch::{Known, MacPlace};
 use nightporter_core::tcp::flow::{Flow, State, Why};
+use nightporter_core::tcp::lead::Histogram;
 use nightporter_core::tcp::stats::FloodStats;
 use nightporter_core::time::{Duration, Instant};
 
@@ -24,6 +28,9 @@ use crate::vhost::Source;
 /// Flows in one reply, some 60 KiB of JSON, and places for flows that are looked at for it.
 const FLOWS_PER_PAGE: usize = 100;
 const PLACES_PER_PAGE: usize = 1024;
+/// MACs in one reply, some 60 KiB of JSON. For each page a network's whole table is looked at, of
+/// up to 16,384 entries that were learned.
+const MACS_PER_PAGE: usize = 500;
 
 /// A connection that owes for so long, in its guest's running time, is named in a status.
 const STANDS_AFTER: Duration = Duration::from_secs(10);
@@ -56,6 +63,7 @@ impl DataPath {
             bytes_to_port: stats.bytes_to_port,
             backlog_bytes: self.turn.backlog_bytes(id) as u64,
             drops: drops.filter(|(_, n)| *n > 0).collect(),
+            spoofed_mac: self.engine.spoofed_mac(id).map(written),
             captures,
             captures_missed,
             vm: self.vm_status(now, id, at, sums),
@@ -85,6 +93,8 @@ impl DataPath {
             flows: states.map(|(s, n)| ((*s).into(), n)).collect(),
             listens: at.port.listens(),
             vmm_pid: vmm_pid(&at.port),
+            rings: ring_sizes(&at.port),
+            has_no_buffers: self.unshared.has(id) && !at.port.has_seen_buffers(),
             ring_faults: device.ring_faults,
             memory_faults: device.memory_faults,
             blocked: device.blocked,
@@ -93,6 +103,8 @@ impl DataPath {
             held_bytes: sums.held_bytes,
             toe: None, // the sockets' worker knows
             boost: self.booster.status(id),
+            ack_saved: histogram(vm.leads.acks()),
+            send_saved: histogram(vm.leads.sends()),
             counters: names.zip(vm.counters.values()).collect(),
         })
     }
@@ -140,6 +152,41 @@ impl DataPath {
         FlowPage { flows, next }
     }
 
+    /// MACs from this place on, of all ports or of one.
+    pub(super) fn mac_page(
+        &self,
+        now: Instant,
+        (network, after): MacCursor,
+        port: Option<PortId>,
+    ) -> MacPage {
+        let Some(places) = self.engine.mac_places(now, (network, after), MACS_PER_PAGE) else {
+            return MacPage::default();
+        };
+        let next = match places.last() {
+            Some(last) if places.len() == MACS_PER_PAGE => (network, Some(last.key)),
+            _ => (network.saturating_add(1), None),
+        };
+        let shown = places.iter().filter(|place| port.is_none_or(|port| port == place.port));
+        let macs = shown.map(|place| self.mac_info(place)).collect();
+        MacPage { macs, next: Some(next) }
+    }
+
+    fn mac_info(&self, at: &MacPlace) -> MacInfo {
+        let (known, age_s) = match at.known {
+            Known::Guest => ("guest", None),
+            Known::Told => ("registry", None),
+            Known::Heard(ago) => ("heard", Some(ago.as_millis() / 1000)),
+        };
+        MacInfo {
+            mac: written(at.mac),
+            vlan: at.vlan,
+            is_service: at.is_service,
+            port: self.ports.name_of(at.port).to_owned(),
+            known: known.into(),
+            age_s,
+        }
+    }
+
     /// One flow as the operator sees it.
     pub(super) fn flow_info(
         &self,
@@ -185,6 +232,12 @@ fn vmm_pid(port: &Port) -> Option<i32> {
     Some(guest.port.vmm()).filter(|pid| *pid > 0)
 }
 
+/// Places of its receive and transmit ring.
+fn ring_sizes(port: &Port) -> Option<[u16; 2]> {
+    let Port::Guest(guest) = port else { return None };
+    guest.port.ring_sizes()
+}
+
 /// Why the link of a VM is down, if it is.
 fn why_down(port: &Port) -> Option<String> {
     let Port::Guest(guest) = port else { return None };
@@ -192,6 +245,8 @@ fn why_down(port: &Port) -> Option<String> {
         "something else is at the path of its socket"
     } else if guest.port.fd(Source::Connection).is_none() {
         "no VMM is connected to its socket"
+    } else if guest.port.is_outside_memory() {
+        "its rings are outside the memory that its VMM shares: is that all of it (share=on)?"
     } else {
         "its VMM is connected, and the guest's network driver is not running"
     };
@@ -251,6 +306,17 @@ pub(super) fn held_bytes(flow: &Flow) -> u64 {
         State::On | State::Drain => flow.held_bytes(),
         State::Handshake | State::Pass | State::Abort => 0,
     }
+}
+
+/// A MAC as people write it.
+fn written(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+fn histogram(of: &Histogram) -> nightporter_api::Histogram {
+    let (above, counts) = of.counts().split_last().unwrap_or((&0, &[]));
+    let buckets = Histogram::BOUNDS_NS.into_iter().zip(counts.iter().copied());
+    nightporter_api::Histogram { buckets: buckets.collect(), above: *above, sum_ns: of.sum_ns() }
 }
 
 #[cfg(test)]

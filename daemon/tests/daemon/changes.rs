@@ -199,11 +199,6 @@ fn a_reload_does_what_the_file_says_and_leaves_what_commands_added() {
 
     let (what, _) = with_file(&host, &config, "[daemon]\nbudget = 1\n");
     assert!(what.contains("np.toml:2: daemon.budget: unknown key"), "{what}");
-    let text = std::fs::read_to_string(&config).unwrap();
-    let (what, fix) = with_file(&host, &config, &text.replace("metrics", "cpu = 0\nmetrics"));
-    assert_eq!(what, "needs a restart: daemon.cpu none -> 0");
-    assert!(fix.ends_with("nothing was changed"), "{fix}");
-    assert_eq!(host.names(), ["a", "b", "c"]);
 
     dir.configure("metrics = \"off\"\ndrain_timeout_s = 1", &(dir.vm("b", "") + &dir.vm("d", "")));
     let dry = Request::Change { change: Change::Reload {}, dry_run: true };
@@ -226,6 +221,31 @@ fn a_reload_does_what_the_file_says_and_leaves_what_commands_added() {
     }
     assert!(host.port("b").vm.unwrap().offload);
     assert!(host.change(Change::Reload {}).steps.is_empty());
+}
+
+#[test]
+fn a_reload_does_what_can_be_done_and_names_what_waits_for_a_restart() {
+    let dir = Dir::new();
+    let config = dir.configure("metrics = \"off\"", &dir.vm("a", ""));
+    let host = Host::start(&dir, &config);
+    dir.configure(
+        "metrics = \"off\"\ncpu = 0",
+        &(dir.vm("a", "network = \"red\"") + &dir.vm("b", "")),
+    );
+    let waits = ["vm.a.network none -> red", "daemon.cpu none -> 0"];
+    let dry = Request::Change { change: Change::Reload {}, dry_run: true };
+    let Reply::Plan(plan) = host.ask(&dry) else { panic!("no plan") };
+    assert!(!plan.done && plan.needs_restart == waits, "{plan:?}");
+    assert_eq!(host.names(), ["a"]);
+    let plan = host.change(Change::Reload {});
+    assert!(plan.done && plan.needs_restart == waits, "{plan:?}");
+    assert!(matches!(&plan.steps[..], [step] if step.starts_with("+ vm b")), "{plan:?}");
+    assert_eq!(host.names(), ["a", "b"]);
+    let plan = host.change(Change::Reload {});
+    assert!(plan.done && plan.steps.is_empty() && plan.needs_restart == waits, "they still wait");
+    let (what, fix) = host.refuses(set("a", &[("network", "red")]));
+    assert_eq!(what, "needs a restart: vm.a.network none -> red");
+    assert!(fix.ends_with("nothing was changed"), "{fix}");
 }
 
 #[test]

@@ -41,7 +41,8 @@ fn values<'a>(json: &'a Value, key: &str, found: &mut Vec<&'a str>) {
 /// Names of our metrics in an expression.
 fn names(expression: &str) -> Vec<&str> {
     let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-    words.filter(|word| word.starts_with("nightporter_")).collect()
+    let ours = words.filter(|word| word.starts_with("nightporter_"));
+    ours.map(|name| name.strip_suffix("_bucket").unwrap_or(name)).collect()
 }
 
 fn encoded(text: &str) -> String {

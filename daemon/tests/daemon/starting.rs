@@ -1,9 +1,11 @@
 //! Messages to an operator when the daemon does not start.
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
+use std::time::{Duration, Instant};
 
 use nightporter_api::Change;
 use nightporterd::vhost::features::bit;
@@ -13,7 +15,7 @@ use crate::guest::{Guest, PLAIN};
 use crate::host::{Dir, Host, LIMIT, NOBODY, command, run};
 
 /// Of one VM with 4 MiB of store, and 16,384 connections. Its page tables reach 2 TiB at most.
-const MEMORY: &str = ", at most 142M of memory, and 2M for each GiB of guests' memory (worst case \
+const MEMORY: &str = ", at most 143M of memory, and 2M for each GiB of guests' memory (worst case \
                       with hostile VMMs: 4105M, and all of guests' memory, because vm.memory_max \
                       is not set)\n";
 
@@ -109,6 +111,40 @@ fn a_guest_that_is_not_told_its_mtu_is_named_in_the_log() {
 }
 
 #[test]
+fn a_guest_without_a_buffer_is_named_in_status_and_log() {
+    let dir = Dir::new();
+    let config = dir.configure("metrics = \"off\"", &dir.vm("a", ""));
+    let log = std::fs::File::create(dir.join("log")).unwrap();
+    let host = Host::start_with_log(&dir, &config, log.into());
+    let mut guest = Guest::boot(&dir.join("a"), PLAIN);
+    let up = host.until("a", |a| a.link).vm.unwrap();
+    assert_eq!((up.rings, up.has_no_buffers), (Some([256; 2]), false));
+    host.until("a", |a| a.vm.as_ref().is_some_and(|vm| vm.has_no_buffers));
+    guest.offer(1);
+    assert!(!host.port("a").vm.unwrap().has_no_buffers, "it has one");
+    host.signal(Signal::SIGTERM);
+    assert_eq!(host.wait(), Some(0));
+    let log = std::fs::read_to_string(dir.join("log")).unwrap();
+    assert_eq!(log.matches("the VM's memory shared (share=on)?").count(), 1, "{log}");
+}
+
+#[test]
+fn a_second_vmm_that_tries_all_the_time_is_turned_away_once_a_second() {
+    let dir = Dir::new();
+    let config = dir.configure("metrics = \"off\"", &dir.vm("a", ""));
+    let host = Host::start(&dir, &config);
+    let _first = Guest::boot(&dir.join("a"), PLAIN);
+    host.until("a", |a| a.link);
+    let begun = Instant::now();
+    for _ in 0..4 {
+        let mut second = UnixStream::connect(dir.join("a")).unwrap();
+        second.set_read_timeout(Some(LIMIT)).unwrap();
+        assert_eq!(second.read(&mut [0; 20]).unwrap(), 0, "it is turned away");
+    }
+    assert!(begun.elapsed() >= Duration::from_secs(2), "three of them have waited");
+}
+
+#[test]
 fn a_missing_file_is_named() {
     let said = refusal(std::path::Path::new("/nowhere/np.toml"));
     assert!(said.starts_with("/nowhere/np.toml:1: cannot read the file: No such file"), "{said}");
@@ -138,7 +174,8 @@ fn all_that_is_in_the_way_is_named_at_once() {
     );
     let group = refusal(&dir.configure(&daemon, &dir.vm("a", "")));
     assert!(group.contains("there is no group \"no-such-group\" on this host"), "{group}");
-    assert!(group.contains("metrics: cannot listen on 127.0.0.1:"), "{group}");
+    let metrics = "metrics: cannot listen on 127.0.0.1:";
+    assert!(group.contains(metrics) && group.contains("there are none until then"), "{group}");
     assert!(group.contains("cpu = 1000: "), "{group}");
     assert!(!dir.join("arena").exists(), "the store of a daemon that does not run");
     let sockets =
@@ -146,6 +183,63 @@ fn all_that_is_in_the_way_is_named_at_once() {
     assert!(sockets.contains("vm a: ") && sockets.contains("taken by a running"), "{sockets}");
     assert!(sockets.contains("vm b: ") && sockets.contains("is not a socket"), "{sockets}");
     assert_eq!(std::fs::read_to_string(dir.join("b")).unwrap(), "precious");
+}
+
+#[test]
+fn metrics_whose_port_is_taken_keep_no_network_down_and_check_names_them() {
+    let dir = Dir::new();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let daemon = format!("metrics = \"{}\"", taken.local_addr().unwrap());
+    let config = dir.configure(&daemon, &dir.vm("a", ""));
+    let check = || {
+        let output = run(&["--config", config.to_str().unwrap(), "--check"]);
+        assert_eq!(output.status.code(), Some(0), "it would start");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let said = check();
+    assert!(said.contains("this host: metrics: cannot listen on 127.0.0.1:"), "{said}");
+    let host = Host::start(&dir, &config);
+    let _guest = Guest::boot(&dir.join("a"), PLAIN);
+    host.until("a", |a| a.link);
+    host.signal(Signal::SIGTERM);
+    assert_eq!(host.wait(), Some(0));
+    drop(taken);
+    let _host = Host::start(&dir, &config);
+    assert_eq!(check(), "", "a nightporterd has it, whose successor this one would be");
+}
+
+#[test]
+fn check_names_a_directory_that_the_start_would_make() {
+    let dir = Dir::new();
+    let vm = dir.vm("mistyped/a", "").replace("name = \"mistyped/a\"", "name = \"a\"");
+    let config = dir.configure("metrics = \"off\"", &vm);
+    let output = run(&["--config", config.to_str().unwrap(), "--check"]);
+    assert_eq!(output.status.code(), Some(0));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("this host: vm.a.socket: there is no directory "), "{said}");
+    assert!(
+        said.contains("/mistyped, and the start makes it\n    fix: correct the path"),
+        "{said}"
+    );
+    assert!(!dir.join("mistyped").exists());
+}
+
+#[test]
+fn check_finds_budgets_beyond_memory_and_an_interface_that_is_no_tap() {
+    let dir = Dir::new();
+    let lan = "[[uplink]]\nname = \"lan\"\nkind = \"tap\"\nifname = \"lo\"\n";
+    let large: String =
+        (0..16).map(|n| dir.vm(&format!("v{n}"), "").replace("4M", "60G")).collect();
+    let config = dir.configure("metrics = \"off\"", &(lan.to_owned() + &large));
+    let output = run(&["--config", config.to_str().unwrap(), "--check"]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8(output.stderr).unwrap();
+    for what in [
+        "this host: the budgets of all VMs are 960G, and this host's memory has ",
+        "this host: uplink.lan: lo is there, and is no tap\n    fix: give the uplink a name",
+    ] {
+        assert!(said.contains(what), "{said}");
+    }
 }
 
 #[test]

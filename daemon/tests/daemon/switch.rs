@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use nightporter_api::Change;
+use nightporter_api::{Change, MacCursor, Reply, Request};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 use crate::guest::{Guest, PLAIN, SENDS_SUPER};
@@ -41,6 +41,39 @@ fn frame(from: End, to: [u8; 6]) -> (VirtioNetHdr, Vec<u8>) {
 fn tagged(vlan: u8, (hdr, mut frame): (VirtioNetHdr, Vec<u8>)) -> (VirtioNetHdr, Vec<u8>) {
     frame.splice(12..12, [0x81, 0, 0, vlan]);
     (hdr, frame)
+}
+
+fn written(end: End) -> String {
+    end.mac().map(|byte| format!("{byte:02x}")).join(":")
+}
+
+#[test]
+fn the_macs_of_all_ports_are_told_or_those_of_one() {
+    let (_dir, host, [mut a, mut b]) = host([("a", ""), ("b", "")], PLAIN);
+    a.send(&[frame(A, ALL)]);
+    b.receive(1);
+    b.send(&[frame(B, ALL)]);
+    a.receive(1);
+    let macs = |port: Option<&str>| {
+        let (mut all, mut from) = (Vec::new(), MacCursor::default());
+        loop {
+            let request = Request::Macs { port: port.map(String::from), from };
+            let Reply::Macs(page) = host.ask(&request) else { panic!("no MACs") };
+            all.extend(page.macs.into_iter().map(|it| (it.mac, it.port, it.known)));
+            match page.next {
+                Some(next) => from = next,
+                None => break,
+            }
+        }
+        all.sort();
+        all
+    };
+    let [of_a, of_b] =
+        [(A, "a"), (B, "b")].map(|(end, port)| (written(end), port.to_owned(), "guest".to_owned()));
+    assert_eq!(macs(None), [of_a, of_b.clone()]);
+    assert_eq!(macs(Some("b")), [of_b]);
+    let refused = host.ask(&Request::Macs { port: Some("c".into()), from: MacCursor::default() });
+    assert!(matches!(refused, Reply::Error { fix, .. } if fix == "use one of: a, b"));
 }
 
 #[test]
@@ -113,7 +146,8 @@ fn a_mac_stays_whose_it_was_until_a_vmm_announces_that_it_has_moved() {
     drop(a);
     host.until("a", |a| !a.link);
     thief.send(&[tagged(7, frame(A, ALL))]);
-    host.until("thief", |thief| thief.drops.get("spoofed_mac") == Some(&1)); // a may come back
+    let refused = host.until("thief", |thief| thief.drops.get("spoofed_mac") == Some(&1));
+    assert_eq!(refused.spoofed_mac, Some(written(A)), "a may come back");
     thief.is_announced(A.mac());
     thief.send(&[tagged(7, frame(A, ALL))]);
     assert_eq!(b.receive(1), [frame(A, ALL).1]);

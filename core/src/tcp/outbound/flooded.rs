@@ -69,6 +69,8 @@ pub(crate) struct Flooded {
     keeps_pace: bool,
     /// R has acknowledged a byte, and G was not told (FLOOD-12).
     holds_ack: bool,
+    /// R has made room for bytes that waited for it, and H has not sent since.
+    has_new_room: bool,
 }
 
 /// The state from which the next sender of the flow goes on: after a pause, or a hand-back.
@@ -109,6 +111,7 @@ impl Flooded {
             shown: first,
             keeps_pace: true,
             holds_ack: false,
+            has_new_room: false,
         }
     }
 
@@ -311,6 +314,11 @@ impl Flooded {
         Some((segment, mss, push))
     }
 
+    /// An ACK of R made room for these bytes, and they are the first that leave by it.
+    pub(in crate::tcp) fn is_by_new_room(&mut self, s: &Segment) -> bool {
+        !s.again && core::mem::take(&mut self.has_new_room)
+    }
+
     fn count(&self, counters: &mut VmCounters, s: &Segment) {
         let segments = (s.to - s.from).div_ceil(self.mss);
         if s.again {
@@ -429,6 +437,7 @@ impl Flow {
         } // else G comes to an end of what it may hand over, and the flow to its hand-back
         flooded.arm(cx, true);
         let new = flooded.told() > before || flooded.opens(flooded.told(), shift);
+        flooded.has_new_room |= new && flooded.accepted() > flooded.sender.next();
         if !wanted {
             self.settle_flooded(cx, false);
             self.losses.flooded()?;

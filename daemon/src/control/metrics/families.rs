@@ -3,11 +3,11 @@
 
 use std::fmt;
 
-use nightporter_api::{BoostAccount, PortStatus, Status, VmStatus};
+use nightporter_api::{BoostAccount, Histogram, PortStatus, Status, VmStatus};
 use nightporter_core::counters::VmCounters;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
@@ -241,6 +241,7 @@ impl Snapshot {
             vec![(vec![], ConstCounter::new(vm.blocked))]
         })?;
         self.encode_boosts(e)?;
+        self.encode_saved(e)?;
         for counter in VmCounters::ALL {
             let name = format!("nightporter_{}", counter.metric);
             self.vm_family(e, (&name, counter.help(), Counter), |vm| {
@@ -289,6 +290,37 @@ impl Snapshot {
             let all = vm.boost.iter().flat_map(of);
             all.map(|(reason, n)| (vec![("reason", reason)], ConstCounter::new(n))).collect()
         })
+    }
+}
+
+impl Snapshot {
+    /// How far the host is ahead of its guests.
+    fn encode_saved(&self, e: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let acks = "Time between the host's acknowledgement of a byte and the guest's own, a \
+                    sample for each acknowledgement of the guest that covers new bytes";
+        let acks = ("nightporter_ack_saved_seconds", acks, MetricType::Histogram);
+        self.vm_family(e, acks, |vm| vec![(vec![], Saved(&vm.ack_saved))])?;
+        let sends = "Time between a send for the guest, which an acknowledgement of a remote \
+                     allowed, and the moment in which the guest took that acknowledgement";
+        let sends = ("nightporter_send_saved_seconds", sends, MetricType::Histogram);
+        self.vm_family(e, sends, |vm| vec![(vec![], Saved(&vm.send_saved))])
+    }
+}
+
+/// A histogram, in seconds.
+struct Saved<'a>(&'a Histogram);
+
+impl EncodeMetric for Saved<'_> {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        let Histogram { buckets, above, sum_ns } = self.0;
+        let buckets = buckets.iter().map(|(ns, n)| (*ns as f64 / 1e9, *n));
+        let buckets: Vec<_> = buckets.chain([(f64::INFINITY, *above)]).collect();
+        let samples = self.0.samples();
+        encoder.encode_histogram::<NoLabelSet>(*sum_ns as f64 / 1e9, samples, &buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
     }
 }
 

@@ -3,7 +3,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use nightporter_api::{BoostAccount, PortStatus, SocketsStatus, VmStatus};
+use nightporter_api::{BoostAccount, Histogram, PortStatus, SocketsStatus, VmStatus};
 use nightporter_core::counters::VmCounters;
 use nightporter_core::drops::DropReason;
 use nightporter_core::tcp::flow::State;
@@ -20,6 +20,11 @@ fn full() -> Status {
         flows: states.map(|state| (state.into(), 1)).collect(),
         boost: Some(BoostAccount { favoured_us: 1_500_000, ..BoostAccount::default() }),
         counters,
+        ack_saved: Histogram {
+            buckets: vec![(1 << 15, 2), (1 << 16, 3)],
+            above: 1,
+            sum_ns: 2_000_250_000,
+        },
         ..VmStatus::default()
     };
     let web1 = PortStatus {
@@ -46,8 +51,12 @@ fn text() -> String {
 /// Labels of a family: their names and values, without the names of ports.
 fn labels(text: &str, name: &str) -> BTreeMap<String, Vec<String>> {
     let mut found = BTreeMap::<String, Vec<String>>::new();
-    let samples = text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('{'));
-    for sample in samples {
+    let sample = |line: &'_ str| {
+        let labels = line.strip_prefix(name)?;
+        labels.strip_prefix("_count").unwrap_or(labels).strip_prefix('{').map(String::from)
+    };
+    let samples: Vec<_> = text.lines().filter_map(sample).collect();
+    for sample in &samples {
         let (pairs, _) = sample.split_once('}').unwrap();
         for (label, value) in pairs.split(',').map(|pair| pair.split_once('=').unwrap()) {
             let values = found.entry(label.into()).or_default();
@@ -122,6 +131,16 @@ fn counters_have_the_names_of_their_samples_in_text_and_not_in_openmetrics() {
         "stalls_total{worker=\"sockets\"} 3",
     ] {
         assert!(text.contains(&format!("\nnightporter_{sample}\n")), "{text}");
+    }
+    for sample in [
+        "bucket{le=\"0.000032768\",port=\"web1\"} 2",
+        "bucket{le=\"0.000065536\",port=\"web1\"} 5",
+        "bucket{le=\"+Inf\",port=\"web1\"} 6",
+        "count{port=\"web1\"} 6",
+        "sum{port=\"web1\"} 2.00025",
+    ] {
+        let sample = format!("\nnightporter_ack_saved_seconds_{sample}\n");
+        assert!(text.contains(&sample), "{sample}{text}");
     }
     assert!(text.contains("\nnightporter_boost_favoured_seconds_total{port=\"web1\"} 1.5\n"));
     assert!(text.contains("\nnightporter_link_up{port=\"lan\",kind=\"tap\"} 0\n"), "{text}");

@@ -6,6 +6,7 @@ use super::{PortError, QUEUE_PAIRS_MAX, VhostUserConfig, VhostUserPort};
 use crate::faults;
 use crate::vhost::features::{MTU_MIN, Offer};
 use crate::vhost::queue::{Polled, PushError, WORK_PER_TURN};
+use crate::vhost::ring::RingFault;
 use crate::vhost::vring::Vring;
 
 impl VhostUserPort {
@@ -46,6 +47,26 @@ impl VhostUserPort {
         let session = self.connection.as_ref().map(|(_, session)| session);
         let vring = session.and_then(|s| s.vrings.get(2 * pair));
         vring.is_some_and(|v| v.queue.is_some() && v.fault.is_none())
+    }
+
+    /// Places of the receive and transmit ring of the first pair; `None`: they do not run.
+    pub(crate) fn ring_sizes(&self) -> Option<[u16; 2]> {
+        let (_, session) = self.connection.as_ref().filter(|_| self.link().is_some())?;
+        Some([session.vrings.first()?.size, session.vrings.get(1)?.size])
+    }
+
+    /// The driver of the first pair has posted a receive buffer, or posted some for a predecessor.
+    pub(crate) fn has_seen_buffers(&self) -> bool {
+        let session = self.connection.as_ref().map(|(_, session)| session);
+        let queue = session.and_then(|it| it.vrings.first()?.queue.as_ref());
+        queue.is_some_and(|queue| queue.ring.driver_marks().0 != 0 || queue.ring.base() != 0)
+    }
+
+    /// One of its rings lies outside the memory that the front-end shares.
+    pub(crate) fn is_outside_memory(&self) -> bool {
+        let session = self.connection.as_ref().map(|(_, session)| session);
+        let is_outside = |vring: &Vring<_>| vring.fault == Some(RingFault::OutsideMemory);
+        session.is_some_and(|session| session.vrings.iter().any(is_outside))
     }
 
     /// Shows the guest that its frames were taken, and signals if it wants to know.
