@@ -123,8 +123,8 @@ pub(crate) fn link(program: &OwnedFd, index: u32, hook: Hook) -> io::Result<Owne
 
 /// Whether the kernel has tcx: no program is linked to no interface. Kernels that have it find that
 /// the interface is missing, older ones do not know the hook.
-pub(crate) fn has_tcx() -> bool {
+pub(crate) fn has_tcx() -> io::Result<bool> {
     let code = [[0xb7, 0, 0, 0, 0, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]]; // return 0
-    let linked = load("probe", &code).and_then(|program| link(&program, 0, Hook::Ingress));
-    linked.is_err_and(|e| e.raw_os_error() == Some(libc::ENODEV))
+    let linked = link(&load("probe", &code)?, 0, Hook::Ingress);
+    Ok(linked.is_err_and(|e| e.raw_os_error() == Some(libc::ENODEV)))
 }

@@ -75,9 +75,12 @@ pub enum Way {
 
 impl Way {
     /// The better one that this kernel has.
-    #[must_use]
-    pub fn of_this_kernel() -> Self {
-        if bpf::has_tcx() { Self::Tcx } else { Self::Clsact }
+    ///
+    /// # Errors
+    /// The process may not load programs.
+    pub fn of_this_kernel() -> Result<Self, AttachError> {
+        let has_links = bpf::has_tcx().map_err(|e| AttachError::of("load programs", e))?;
+        Ok(if has_links { Self::Tcx } else { Self::Clsact })
     }
 }
 
@@ -144,7 +147,9 @@ pub enum AttachError {
 }
 
 impl AttachError {
-    fn of(what: &'static str, error: io::Error) -> Self {
+    /// Of a system call to do `what`.
+    #[must_use]
+    pub fn of(what: &'static str, error: io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::ENODEV) => Self::NoInterface,
             Some(libc::EPERM) => Self::NotAllowed(what),
@@ -180,7 +185,7 @@ pub fn attach(area: &Area, request: &Request) -> Result<Attached, AttachError> {
     let only = load(Program::Only, 0, 0)?;
     let mut held = match request.way {
         Way::Tcx => Held::Links(Vec::new()),
-        Way::Clsact => Held::Filters(Filters::of(request.index)),
+        Way::Clsact => Held::Filters(Filters::new(request.index)),
     };
     // Before they come up: the host says something at once.
     held.add(to_net.index(), Hook::Egress, &only)?;

@@ -7,9 +7,9 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use nix::libc;
 use nix::net::if_::if_nametoindex;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 use crate::AttachError;
-use crate::netlink::request;
 
 /// The beginning of the names of taps with the VMs' frames; the kernel adds a number.
 pub const FROM_VM: &str = "npv";
@@ -25,15 +25,13 @@ static HEADER: libc::c_int = 10;
 /// Little-endian.
 static ONE: libc::c_int = 1;
 
-/// include/uapi/linux/rtnetlink.h.
-const RTM_NEWLINK: u16 = 16;
-
 mod ioctl {
     use nix::libc;
     nix::ioctl_write_int!(set_iff, b'T', 202);
     nix::ioctl_write_int!(set_offload, b'T', 208);
     nix::ioctl_write_ptr!(set_vnet_hdr_size, b'T', 216, libc::c_int);
     nix::ioctl_write_ptr!(set_vnet_le, b'T', 220, libc::c_int);
+    nix::ioctl_write_ptr_bad!(set_flags, libc::SIOCSIFFLAGS, libc::ifreq);
 }
 
 /// A tap that is there as long as it is open: a whole frame with its virtio-net header per read and
@@ -41,6 +39,7 @@ mod ioctl {
 #[derive(Debug)]
 pub struct Tap {
     file: File,
+    name: String,
     index: u32,
 }
 
@@ -63,10 +62,15 @@ impl Tap {
 
     /// Brings it up.
     pub(crate) fn bring_up(&self) -> Result<(), AttachError> {
-        let flags = (libc::IFF_UP | libc::IFF_NOARP).cast_unsigned();
-        // A `struct ifinfomsg`: the flags, and which of them change.
-        let body = [0, self.index, flags, flags].map(u32::to_ne_bytes).concat();
-        request(RTM_NEWLINK, 0, &body).map_err(|e| AttachError::of("bring a tap up", e))
+        let failed = |e| AttachError::of("bring a tap up", e);
+        let flags = libc::c_short::try_from(libc::IFF_UP | libc::IFF_NOARP).expect("16 bits");
+        let request = request(&self.name, flags);
+        let socket = socket(AddressFamily::Unix, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None);
+        let socket = socket.map_err(|e| failed(e.into()))?;
+        // SAFETY: the kernel reads one ifreq that outlives the call.
+        // JUSTIFICATION: no crate wraps this ioctl.
+        let done = unsafe { ioctl::set_flags(socket.as_raw_fd(), &raw const request) };
+        done.map(drop).map_err(|e| failed(e.into()))
     }
 
     /// A tap as a VMM opens it, with these features of its reader (TUNSETOFFLOAD): for tests.
@@ -85,7 +89,7 @@ impl Tap {
         let file = options.open("/dev/net/tun")?;
         let name = set_up(&file, name, flags)?;
         let index = if_nametoindex(name.as_str())?;
-        Ok(Self { file, index })
+        Ok(Self { file, name, index })
     }
 
     fn set_offloads(&self, offloads: u64) -> io::Result<()> {
@@ -116,14 +120,9 @@ impl Tap {
 
 /// Makes it a tap, with this pattern for its name. The name.
 fn set_up(file: &File, pattern: &str, flags: libc::c_int) -> io::Result<String> {
-    let mut ifr_name = [0; libc::IFNAMSIZ];
-    for (to, from) in ifr_name.iter_mut().zip(pattern.bytes()) {
-        *to = libc::c_char::from_ne_bytes([from]);
-    }
     let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | flags;
     let ifru_flags = u16::try_from(flags).expect("16 bits").cast_signed();
-    let ifr_ifru = libc::__c_anonymous_ifr_ifru { ifru_flags };
-    let mut request = libc::ifreq { ifr_name, ifr_ifru };
+    let mut request = request(pattern, ifru_flags);
     let fd = file.as_raw_fd();
     // TUNSETIFF is declared as writing an int but takes a pointer to ifreq.
     let pointer = &raw mut request;
@@ -138,4 +137,13 @@ fn set_up(file: &File, pattern: &str, flags: libc::c_int) -> io::Result<String> 
     let name = request.ifr_name.iter().take_while(|byte| **byte != 0);
     let name = name.flat_map(|byte| byte.to_ne_bytes()).collect();
     String::from_utf8(name).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+/// An `ifreq` with these flags (netdevice(7)).
+fn request(name: &str, ifru_flags: libc::c_short) -> libc::ifreq {
+    let mut ifr_name = [0; libc::IFNAMSIZ];
+    for (to, from) in ifr_name.iter_mut().zip(name.bytes()) {
+        *to = libc::c_char::from_ne_bytes([from]);
+    }
+    libc::ifreq { ifr_name, ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_flags } }
 }

@@ -31,13 +31,15 @@ const ETH_P_ALL: u16 = 3;
 
 /// The filters of a tap that is attached.
 #[derive(Debug)]
-pub struct Filters(u32);
+pub struct Filters {
+    index: u32,
+    added: Vec<Hook>,
+}
 
 impl Filters {
-    /// Those of the interface with this number.
-    #[must_use]
-    pub const fn of(index: u32) -> Self {
-        Self(index)
+    /// For the interface with this number, none yet.
+    pub(crate) const fn new(index: u32) -> Self {
+        Self { index, added: Vec::new() }
     }
 
     /// One more, here or at an interface of the daemon.
@@ -72,20 +74,24 @@ impl Filters {
                 Some(libc::EEXIST) => AttachError::Filter,
                 _ => AttachError::of("add a filter", e),
             }
-        })
+        })?;
+        if index == self.index {
+            self.added.push(hook);
+        }
+        Ok(())
     }
 
-    /// Takes them away: the tap is plain again. The qdisc stays, others may use it.
+    /// Takes them away: the tap is plain again. The qdisc stays, others may use it, and so do
+    /// filters of others.
     ///
     /// # Errors
-    /// The interface has gone; none were there.
+    /// The interface has gone, or somebody else has taken one away.
     pub fn remove(&self) -> io::Result<()> {
-        let one = |hook| {
-            let info = PREFERENCE << 16 | u32::from(ETH_P_ALL.to_be());
-            request(RTM_DELTFILTER, 0, &message(self.0, HANDLE, parent(hook), info))
+        let info = PREFERENCE << 16 | u32::from(ETH_P_ALL.to_be());
+        let one = |&hook: &Hook| {
+            request(RTM_DELTFILTER, 0, &message(self.index, HANDLE, parent(hook), info))
         };
-        let (ingress, egress) = (one(Hook::Ingress), one(Hook::Egress));
-        ingress.and(egress)
+        self.added.iter().map(one).fold(Ok(()), io::Result::and)
     }
 }
 

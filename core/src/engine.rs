@@ -29,10 +29,12 @@ mod ports;
 mod presence;
 mod rates;
 mod restart;
+mod segments;
 mod staged;
 mod syns;
 mod uncontrolled;
 mod walks;
+mod wire;
 
 use std::collections::VecDeque;
 
@@ -44,6 +46,7 @@ pub use self::rates::Direction;
 use self::rates::Rates;
 pub use self::staged::Staged;
 use self::walks::{Deed, Walks};
+use self::wire::Wire;
 use crate::bucket::Bucket;
 use crate::drops::DropReason;
 use crate::flow::key::FlowKey;
@@ -133,6 +136,8 @@ struct Port {
     vm: Vm,
     /// [`Engine::set_elsewhere`].
     elsewhere: bool,
+    /// It is an end of a wire.
+    wire: Option<Wire>,
     /// Storm control: a limit for its frames to groups, which others have to take.
     group_frames: Bucket,
     drops: [u64; DropReason::ALL.len()],
@@ -151,6 +156,8 @@ pub struct Engine<'m> {
     common: Common<'m>,
     rates: Rates,
     walks: Walks,
+    /// The end of a wire that was removed last, and the other end.
+    removed_wire: Option<(PortId, PortId)>,
     /// The header of the frame last polled for a guest, or of its bytes for R.
     made: [u8; TcpEmit::MAX_LEN],
     /// The last frame from one guest to another, as a whole.
@@ -194,6 +201,7 @@ impl<'m> Engine<'m> {
                 predicts: true,
             },
             rates: Rates::default(),
+            removed_wire: None,
             walks: Walks::new(config.flows_per_step),
             made: [0; TcpEmit::MAX_LEN],
             whole: vec![],

@@ -47,11 +47,14 @@ pub struct PortFeatures {
     pub tso6: bool,
     /// Super-segments may carry CWR.
     pub ecn: bool,
+    /// Super-segments of UDP may be handed over (USO). No port of the switch offers them; those of
+    /// a wire do.
+    pub uso: bool,
 }
 
 impl PortFeatures {
     /// Takes everything, as the kernel's half of a tap does.
-    pub const ALL: Self = Self { csum: true, tso4: true, tso6: true, ecn: true };
+    pub const ALL: Self = Self { csum: true, tso4: true, tso6: true, ecn: true, uso: true };
 }
 
 /// A port to add.
@@ -63,6 +66,9 @@ pub struct PortConfig {
     pub kind: PortKind,
     /// Frames go from port to port of one network. The first has no name.
     pub network: String,
+    /// Its network is a wire between two ports, a VM's and an uplink: each frame that enters at one
+    /// leaves at the other, and no switch is asked.
+    pub wire: bool,
 }
 
 /// The peer behind a port.
@@ -127,7 +133,7 @@ impl PortConfig {
     /// A port to the network.
     pub fn uplink(name: impl Into<String>) -> Self {
         let kind = PortKind::Uplink { mac: None };
-        Self { name: name.into(), kind, network: String::new() }
+        Self { name: name.into(), kind, network: String::new(), wire: false }
     }
 
     /// The same uplink, behind which this address is the host's.
@@ -141,13 +147,20 @@ impl PortConfig {
 
     /// The port of a VM.
     pub fn guest(name: impl Into<String>, config: GuestConfig) -> Self {
-        Self { name: name.into(), kind: PortKind::Guest(config), network: String::new() }
+        let kind = PortKind::Guest(config);
+        Self { name: name.into(), kind, network: String::new(), wire: false }
     }
 
     /// The same port in another network.
     #[must_use]
     pub fn in_network(self, network: impl Into<String>) -> Self {
         Self { network: network.into(), ..self }
+    }
+
+    /// The same port at an end of the wire of this name.
+    #[must_use]
+    pub fn on_wire(self, name: impl Into<String>) -> Self {
+        Self { wire: true, ..self.in_network(name) }
     }
 
     /// The host's own address behind an uplink.

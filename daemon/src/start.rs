@@ -310,7 +310,8 @@ fn open_ports(
         match (step, first.resources.open(step, &owners, openings, std::time::Duration::ZERO)) {
             (_, Ok(())) => {}
             (_, Err(Failure::Port(failure))) if failure.is_final => check(Err(failure.error)),
-            (Step::AddVm(vm), Err(failure)) => {
+            // A VM with a tap may come later.
+            (Step::AddVm(vm), Err(failure)) if vm.tap.is_none() => {
                 of_vms.insert(vm.name.clone(), (failure.into_error(), again));
             }
             (_, Err(failure)) => tracing::error!("{}\n    {again}", failure.into_error()),

@@ -91,7 +91,7 @@ impl Host {
             mtu: 1500,
             ..GuestConfig::default()
         };
-        let features = Some(PortFeatures { csum: true, tso4: true, tso6: true, ecn: true });
+        let features = Some(PortFeatures { uso: false, ..PortFeatures::ALL });
         let started = Clock::now();
         let mut add = |config: PortConfig| {
             let port = turn.add_port(now, &mut engine, config);

@@ -52,6 +52,9 @@ impl Engine<'_> {
             staged.flow.as_ref()
         } else {
             let Some(from) = self.port(port) else { return Verdict::Drop(DropReason::PortDown) };
+            if from.wire.is_some() {
+                return self.handle_on_wire(now, port, hdr, frame);
+            }
             if from.config.is_guest() {
                 return self.handle_from_guest(now, port, hdr, frame, staged);
             }
@@ -97,7 +100,7 @@ impl Engine<'_> {
     }
 
     /// Counts a drop, and a frame that a guest has yet to see.
-    fn count(
+    pub(super) fn count(
         &mut self,
         now: Instant,
         port: PortId,
@@ -139,6 +142,7 @@ impl Engine<'_> {
     pub fn is_flooded(&self, ingress: PortId, port: PortId, frame: FloodedFrame) -> bool {
         let FloodedFrame { is_group, vlan } = frame;
         port != ingress
+            && self.wire_of(port).is_none()
             && !self.networks.are_apart(ingress, port)
             && (is_group || self.networks.of(port).may_be_behind(port))
             && vlan.is_some_and(|vlan| self.networks.of(port).is_in(port, vlan))
@@ -305,25 +309,9 @@ impl Engine<'_> {
             let key = || self.flows.hashed(FlowKey::from_guest(port.0, &packet.eth, ip, tcp));
             let key = staged.flow.unwrap_or_else(key);
             let mut f = Frame { bytes: frame, hdr, eth: &packet.eth, ip, tcp };
-            if tcp.flags.contains(TcpFlags::SYN) {
-                self.note_spoke(now, port, ip.src);
-                self.on_syn_from_guest(now, key.key, &f);
-            } else if let Some(id) = self.flow_in_path(now, &key) {
-                let tagged = !f.eth.vlan.is_empty(); // others were offered to the flow before
-                let fate = self.with_frame(now, id, |flow, cx| {
-                    let l2_len = f.l2().len();
-                    let (usual, vouched) = (tagged && !f.hdr.is_gso(), f.hdr.needs_csum());
-                    let offer = || flow.on_expected_from_guest(cx, f.bytes, l2_len, vouched);
-                    let expected = usual.then(offer);
-                    expected.flatten().unwrap_or_else(|| flow.on_frame_from_guest(cx, &mut f))
-                });
-                match fate {
-                    Some(Fate::Absorbed) => return Ok(Verdict::Absorbed),
-                    Some(Fate::Drop(reason)) => return Err(reason),
-                    Some(Fate::Pass) | None => edited = true, // an emission gate may have done it
-                }
-            } else if tcp.payload_len > 0 {
-                self.on_data_past_flows(now, &key);
+            match self.process_segment_from_guest(now, port, &key, &mut f)? {
+                Some(may_be_edited) => edited = may_be_edited,
+                None => return Ok(Verdict::Absorbed),
             }
         } else {
             self.on_other_from_guest(now, port, frame, packet);
@@ -345,7 +333,13 @@ impl Engine<'_> {
 
     /// A frame of a guest that is not a TCP segment.
     #[inline(never)] // most are, and the others need not be fast
-    fn on_other_from_guest(&mut self, now: Instant, port: PortId, frame: &[u8], packet: &Packet) {
+    pub(super) fn on_other_from_guest(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        frame: &[u8],
+        packet: &Packet,
+    ) {
         if let Net::Ip(ip) = &packet.net {
             self.note_spoke(now, port, ip.src);
         }
@@ -384,7 +378,7 @@ impl Engine<'_> {
     /// forwarded as they are leave the engine behind this: they are of no flow, or of one that is
     /// out of the path.
     #[inline(always)]
-    fn flow_in_path(&mut self, now: Instant, key: &HashedKey) -> Option<FlowId> {
+    pub(super) fn flow_in_path(&mut self, now: Instant, key: &HashedKey) -> Option<FlowId> {
         let (id, _, flow) = self.flows.lookup_hashed(key)?;
         (!flow.on_passing(now)).then_some(id)
     }
@@ -460,6 +454,9 @@ impl Engine<'_> {
         vlan: VlanStack,
         dst: Mac,
     ) -> Result<Option<PortId>, DropReason> {
+        if self.end_of_wire(ingress).is_some() {
+            return Err(DropReason::PortDown); // its other end is not there
+        }
         match self.networks.of_mut(ingress).lookup(now, ingress, vlan, dst) {
             Out::Port(out) => Ok(Some(out)),
             Out::Flood => Ok(None),

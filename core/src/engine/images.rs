@@ -294,7 +294,7 @@ impl Engine<'_> {
     }
 
     #[cfg(test)]
-    pub(crate) fn mac_of(&self, port: PortId) -> Option<crate::switch::Mac> {
+    pub(crate) fn known_mac(&self, port: PortId) -> Option<crate::switch::Mac> {
         self.networks.of(port).mac_of(port)
     }
 

@@ -109,6 +109,9 @@ impl Engine<'_> {
 
     #[inline(always)]
     fn uplink_of(&self, now: Instant, origin: PortId, frame: &[u8]) -> Option<PortId> {
+        if let Some(end) = self.end_of_wire(origin) {
+            return end;
+        }
         let out = self.networks.alone().peek(now, VlanStack::default(), untagged_dst(frame)?)?;
         let is_uplink = |out| self.port(out).is_some_and(|port| !port.config.is_guest());
         (out != origin && is_uplink(out)).then_some(out)

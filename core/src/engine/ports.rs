@@ -41,6 +41,7 @@ impl Engine<'_> {
     /// # Errors
     /// See [`AddPortError`]; nothing was added.
     pub fn add_port(&mut self, now: Instant, config: PortConfig) -> Result<PortId, AddPortError> {
+        self.removed_wire = None;
         let taken = |p: &Port| p.config.name == config.name;
         if self.ports.iter().flatten().any(taken) {
             return Err(AddPortError::NameTaken);
@@ -65,8 +66,15 @@ impl Engine<'_> {
             network_hash,
             ..Vm::new(now, name_hash(&config.name))
         };
-        let switch = self.networks.join(id, &config.network);
+        let wire = config.wire.then(|| self.wire_for(&config));
         if let Some(guest) = config.as_guest() {
+            self.flows.set_quota(id.0, guest.flows_max);
+        }
+        if wire.is_some() {
+            self.join_wire(id, &config.network);
+        } else if let (switch, Some(guest)) =
+            (self.networks.join(id, &config.network), config.as_guest())
+        {
             if switch.add_guest(id, guest.mac, guest.ips.as_deref()).is_err() {
                 self.networks.leave(id);
                 return Err(AddPortError::MacTaken);
@@ -74,12 +82,11 @@ impl Engine<'_> {
             switch.set_isolated(id, guest.isolated);
             switch.set_trusted(id, guest.trusted);
             switch.set_vlans(id, guest.vlans.clone());
-            self.flows.set_quota(id.0, guest.flows_max);
         }
         let drops = [0; DropReason::ALL.len()];
         let group_frames = Bucket::new(GROUP_FRAMES_BURST, GROUP_FRAMES_INTERVAL);
         let (features, elsewhere, spoofed) = (None, false, None);
-        let port = Port { config, features, vm, elsewhere, group_frames, drops, spoofed };
+        let port = Port { config, features, vm, elsewhere, wire, group_frames, drops, spoofed };
         if slot == self.ports.len() {
             self.ports.push(Some(port));
         } else {
@@ -128,7 +135,11 @@ impl Engine<'_> {
         self.syn_cache.remove_port(port.0);
         let slot = self.ports.get_mut(usize::from(port.0));
         if let Some(gone) = slot.and_then(Option::take) {
-            self.networks.leave(port);
+            if let Some(wire) = gone.wire {
+                self.leave_wire(port, wire);
+            } else {
+                self.networks.leave(port);
+            }
             if !gone.config.is_guest() {
                 self.settle_host_macs();
             }
@@ -197,12 +208,16 @@ impl Engine<'_> {
         if self.pages_promised(Some(port)) + budget_pages > self.common.arena.pages_total() as u64 {
             return Err(AddPortError::BudgetExceedsArena);
         }
-        let switch = self.networks.of_mut(port);
-        let added = switch.set_guest(port, guest.mac, guest.ips.as_deref());
-        added.map_err(|_| AddPortError::MacTaken)?;
-        switch.set_isolated(port, guest.isolated);
-        switch.set_trusted(port, guest.trusted);
-        switch.set_vlans(port, guest.vlans.clone());
+        if let Some(wire) = self.wire_mut(port) {
+            wire.mac = guest.mac.or(wire.mac);
+        } else {
+            let switch = self.networks.of_mut(port);
+            let added = switch.set_guest(port, guest.mac, guest.ips.as_deref());
+            added.map_err(|_| AddPortError::MacTaken)?;
+            switch.set_isolated(port, guest.isolated);
+            switch.set_trusted(port, guest.trusted);
+            switch.set_vlans(port, guest.vlans.clone());
+        }
         self.flows.set_quota(port.0, guest.flows_max);
         if let Some(p) = self.port_mut(port) {
             p.vm.budget_pages = budget_pages;

@@ -60,8 +60,11 @@ impl Engine<'_> {
 
     #[inline(always)]
     fn stage_segment(&self, now: Instant, port: PortId, frame: &[u8], it: &Glance) -> Staged {
-        let is_guest = self.port(port).is_some_and(|p| p.config.is_guest());
-        if is_guest {
+        let from = self.port(port);
+        if from.is_some_and(|p| p.wire.is_some()) {
+            return Staged::NOTHING; // no switch knows where its frames go
+        }
+        if from.is_some_and(|p| p.config.is_guest()) {
             let key = self.flows.hashed(FlowKey::of_glance_from_guest(port.0, it));
             return Staged { flow: Some(key), switch_then: 0 };
         }

@@ -121,7 +121,7 @@ impl Engine<'_> {
         f: &Frame<'_>,
     ) -> bool {
         let port = PortId(key.port);
-        if !self.wants_flows(port) || !self.networks.of(port).is_own_ip(port, f.ip.src) {
+        if !self.wants_flows(port) || !self.is_own_ip(port, f.ip.src) {
             return false;
         }
         let is_opened_by_net = self.syn_cache.has(&key);
@@ -130,7 +130,7 @@ impl Engine<'_> {
         if client == is_opened_by_net || client == syn_r.is_some() {
             return false; // simultaneous open, or a SYN nobody remembers: PASS for life
         }
-        let mac = self.networks.of(port).mac_of(port);
+        let mac = self.mac_of(port);
         let is_of_a_station = mac.is_some_and(|mac| mac != f.eth.src);
         let (r, ttl_g) = (syn_r.unwrap_or_default(), f.ip.ttl);
         let offers = Offers { r, g: syn_g, ttl_g, is_of_a_station };

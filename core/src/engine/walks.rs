@@ -30,6 +30,8 @@ pub(super) enum Deed {
     Early,
     /// The guest speaks for the first time since its driver began anew (LIFE-04b).
     Spoke,
+    /// Frames have passed the daemon by (LIFE-17).
+    PassedPlain,
     /// Its guest is gone: the remote is told (LIFE-05).
     End,
     /// And the flow goes, too.
@@ -226,6 +228,7 @@ impl Engine<'_> {
             Deed::Late => flow.acknowledge_late(),
             Deed::Early => flow.acknowledge_early(cx),
             Deed::Spoke => flow.on_guest_spoke(cx),
+            Deed::PassedPlain => flow.on_passed_plain(cx),
             Deed::Remove if !flow.is_live() => {}
             Deed::End | Deed::Remove => flow.on_guest_gone(cx),
         });

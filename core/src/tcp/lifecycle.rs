@@ -362,6 +362,19 @@ impl Flow {
         }
     }
 
+    /// LIFE-17: frames passed the daemon by, and H does not know what they said. A flow that owes
+    /// nothing leaves the path; the others cannot be kept.
+    pub(crate) fn on_passed_plain(&mut self, cx: &mut FlowContext<'_, '_>) {
+        match self.state() {
+            State::Handshake => self.pass(cx.now, Why::PassedPlain),
+            State::On | State::Drain if self.owes_nothing() => {
+                self.step_aside(cx, Why::PassedPlain);
+            }
+            State::On | State::Drain => self.abort_both(cx, Why::PassedPlain),
+            State::Pass | State::Abort => {}
+        }
+    }
+
     /// Before anything is sent in G's name: G may be gone, and this flow may not know yet. `true`:
     /// nobody knows whether G is gone, and the flow stands still (LIFE-16).
     #[inline]

@@ -74,12 +74,14 @@ pub enum Why {
     Restart,
     /// It ends behind the guest (FWD-02).
     NotLocal,
+    /// The daemon was away, and frames passed it by (LIFE-17).
+    PassedPlain,
 }
 
 saved_enum!(Why {
     Nothing = 0, Options = 1, Ambiguous = 2, NoBudget = 3, Urgent = 4, Operator = 5,
     Asymmetric = 6, Unseen = 7, Closed = 8, Reset = 9, GuestRefuses = 10, GuestGone = 11,
-    Restart = 12, NotLocal = 13,
+    Restart = 12, NotLocal = 13, PassedPlain = 14,
 });
 
 impl Why {
@@ -101,6 +103,7 @@ impl Why {
             Self::GuestGone => "guest_gone",
             Self::Restart => "restart",
             Self::NotLocal => "not_local",
+            Self::PassedPlain => "passed_plain",
         }
     }
 

@@ -6,7 +6,7 @@ use crate::port::PortFeatures;
 use crate::wire::packet::Packet;
 use crate::wire::segment::{Segmenter, complete_checksum};
 use crate::wire::virtio_net::{
-    F_DATA_VALID, GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, VirtioNetHdr,
+    F_DATA_VALID, GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, VirtioNetHdr,
 };
 
 /// Whether the receiver takes a frame with this header as it is (virtio 1.2, 5.1.6.4).
@@ -16,6 +16,7 @@ pub fn fits(features: PortFeatures, hdr: &VirtioNetHdr) -> bool {
         GSO_NONE => true,
         GSO_TCPV4 => features.tso4,
         GSO_TCPV6 => features.tso6,
+        GSO_UDP_L4 => features.uso,
         _ => false,
     };
     let ecn = hdr.gso_type & GSO_ECN == 0 || features.ecn;
@@ -68,7 +69,7 @@ mod tests {
 
     use super::*;
 
-    const ALL: PortFeatures = PortFeatures { csum: true, tso4: true, tso6: true, ecn: true };
+    const ALL: PortFeatures = PortFeatures::ALL;
 
     /// 3,000 bytes of TCP over IPv4, as a super-segment with a partial checksum of zero.
     fn super_segment() -> (VirtioNetHdr, Vec<u8>) {
@@ -113,7 +114,7 @@ mod tests {
         let ecn = VirtioNetHdr { gso_type: GSO_TCPV4 | GSO_ECN, ..hdr };
         assert!(fits(ALL, &ecn) && !fits(PortFeatures { ecn: false, ..ALL }, &ecn));
         let udp = VirtioNetHdr { gso_type: 5, ..hdr };
-        assert!(!fits(ALL, &udp));
+        assert!(fits(ALL, &udp) && !fits(PortFeatures { uso: false, ..ALL }, &udp));
     }
 
     #[test]

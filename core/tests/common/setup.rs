@@ -11,8 +11,7 @@ use nightporter_core::time::Instant;
 use zerocopy::IntoBytes;
 
 /// Everything a guest driver can take.
-pub const ALL_FEATURES: PortFeatures =
-    PortFeatures { csum: true, tso4: true, tso6: true, ecn: true };
+pub const ALL_FEATURES: PortFeatures = PortFeatures { uso: false, ..PortFeatures::ALL };
 
 /// The two ends of a connection and the engine between them. Index 0 is R, index 1 is G.
 #[derive(Clone, Debug)]
@@ -47,6 +46,8 @@ pub struct Setup {
     pub remote_is_vm: bool,
     /// G is a station behind a trusted guest, which has another MAC.
     pub is_station: bool,
+    /// G's port and the uplink are the ends of a wire.
+    pub wire: bool,
     /// Ack offload wanted.
     pub offload: bool,
     /// Which connections end in the guest.
@@ -90,6 +91,7 @@ impl Setup {
             guest_is_client: false,
             remote_is_vm: false,
             is_station: false,
+            wire: false,
             offload: true,
             local: Local::Auto,
             floods: false,

@@ -19,6 +19,9 @@ use nightporter_core::wire::packet::{IpAddr16, Packet};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nightporter_testkit::segment::Spec;
 
+/// The name of the wire, if there is one.
+const WIRE: &str = "wire";
+
 /// The two ends.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Side {
@@ -143,6 +146,7 @@ impl<'m> World<'m> {
         let turn = Turn::new(TurnConfig::default());
         let world = Self(Rc::new(RefCell::new(Inner { engine, turn, outside })));
         let uplink = PortConfig::uplink("uplink").with_mac(HOST_MAC);
+        let uplink = if setup.wire { uplink.on_wire(WIRE) } else { uplink };
         let uplink = world.add_port(uplink, PortFeatures::ALL);
         world.0.borrow_mut().outside.uplink = uplink;
         world.add_guest("guest", mac(1));
@@ -155,7 +159,9 @@ impl<'m> World<'m> {
     /// Another guest port.
     pub fn add_guest(&self, name: &str, mac: [u8; 6]) -> PortId {
         let setup = self.0.borrow().outside.setup.clone();
-        let port = self.add_port(PortConfig::guest(name, setup.guest_config(mac)), setup.features);
+        let config = PortConfig::guest(name, setup.guest_config(mac));
+        let config = if setup.wire { config.on_wire(WIRE) } else { config };
+        let port = self.add_port(config, setup.features);
         let ring = Ring { port, slots: None, lossy: false, given: false };
         self.0.borrow_mut().outside.rings.push(ring);
         port

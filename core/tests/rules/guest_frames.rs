@@ -24,7 +24,7 @@ fn com_17_no_packet_for_g_is_larger_than_its_ports_mtu() {
     for (mtu, v6, ts, tso) in
         (0..16).map(|n| (if n & 1 == 0 { 1500 } else { 1280 }, n & 2 != 0, n & 4 != 0, n & 8 != 0))
     {
-        let features = PortFeatures { csum: tso, tso4: tso, tso6: tso, ecn: tso };
+        let features = PortFeatures { csum: tso, tso4: tso, tso6: tso, ecn: tso, uso: false };
         // G's own MSS is for another path, with larger packets.
         let setup = Setup { mss: 8000, mtu, v6, ts: [ts; 2], features, ..Setup::new() };
         let (_, r, g) = setup.small().established();
@@ -73,7 +73,7 @@ fn com_17_a_super_segment_fills_the_ring_that_has_less_room() {
 fn com_17_super_segments_of_the_family_that_the_driver_takes() {
     for n in 0..8 {
         let (v6, tso4, tso6) = (n & 1 != 0, n & 2 != 0, n & 4 != 0);
-        let features = PortFeatures { csum: true, tso4, tso6, ecn: true };
+        let features = PortFeatures { csum: true, tso4, tso6, ecn: true, uso: false };
         let (_, r, g) = Setup { v6, features, ..Setup::new() }.small().established();
         r.sends("1:10001 ack 1 gso 1000");
         let seen = g.takes_all();

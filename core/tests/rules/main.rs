@@ -36,6 +36,7 @@ mod uncontrolled;
 mod unheard;
 mod unseen;
 mod vm_to_vm;
+mod wire;
 
 use common::World;
 use common::world::Peer;

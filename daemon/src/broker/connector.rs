@@ -97,7 +97,7 @@ fn serve(members: &[SocketAddr], daemon: &Channel) -> io::Result<()> {
     let mut place = [0];
     daemon.recv(&mut place)?;
     let answer = members.get(usize::from(place[0])).map(|member| connect(*member)).transpose();
-    let given = |socket: TcpStream| Given { fd: socket.into(), index: 0 };
+    let given = |socket: TcpStream| Given { fd: socket.into(), more: Vec::new(), index: 0 };
     daemon.say(&answer.map(|socket| socket.map(given)).map_err(|e| {
         let none = if e.kind() == ErrorKind::TimedOut { libc::ETIMEDOUT } else { libc::EIO };
         Refusal { what: e.raw_os_error().unwrap_or(none).to_string(), ..Refusal::default() }

@@ -25,7 +25,7 @@ mod words;
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ pub use rehearsal::{Dialed, Rehearsal, Understood};
 use rules::Rules;
 pub use shut::{shut, shut_connector, shut_dialer};
 use uplink::OpenError;
-use words::{Answer, Channel, Given, Refusal, TO_ENLARGE, to_join, to_open};
+use words::{Answer, Channel, Given, Refusal, TO_ENLARGE, to_attach, to_join, to_open};
 
 /// The uplink that a request to the broker is about. `None`: it asks for none.
 #[must_use]
@@ -89,7 +89,29 @@ impl Broker {
             let name = uplink.name.clone();
             OpenError { name, what, fix, is_busy, is_final }
         };
-        given.map(|Given { fd, index }| (fd.into(), index)).map_err(no)
+        given.map(|Given { fd, index, .. }| (fd.into(), index)).map_err(no)
+    }
+
+    /// Attaches the tap of a VM, with this slot of the area, and waits for it: its number, the
+    /// area's descriptor, and those of the daemon's taps and of the links.
+    ///
+    /// # Errors
+    /// The file does not allow it; the kernel's; it has ended.
+    pub(crate) fn attach(
+        &self,
+        vm: &str,
+        tap: &str,
+        slot: u8,
+    ) -> Result<(u32, OwnedFd, Vec<OwnedFd>), OpenError> {
+        let given = self.ask(&to_attach(tap, slot), &[]).and_then(|it| it.ok_or_else(gone));
+        let no = |Refusal { what, fix, is_busy, is_final }| OpenError {
+            name: vm.to_owned(),
+            what,
+            fix,
+            is_busy,
+            is_final,
+        };
+        given.map(|Given { fd, more, index }| (index, fd, more)).map_err(no)
     }
 
     /// Puts an uplink back into its bridge.

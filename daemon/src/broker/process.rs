@@ -4,8 +4,11 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::process::exit;
 
+use nightporter_attach::area::Area;
+use nightporter_attach::{AttachError, Attached, Held, Request, Way, attach};
 use nix::net::if_::if_nametoindex;
 use nix::sys::prctl::{set_name, set_pdeathsig};
 use nix::sys::signal::Signal;
@@ -16,9 +19,10 @@ use rustix::net::{getsockname, sockopt as option};
 use super::rules::{Rules, Verdict};
 use super::shut;
 use super::uplink::{OpenError, join_bridge, open_file};
-use super::words::{Answer, Channel, Given, JOIN, OPEN, REQUEST, Refusal, TO_ENLARGE};
+use super::words::{Answer, Channel, Given, JOIN, OPEN, REQUEST, Refusal, TO_ENLARGE, read_attach};
 use crate::config::UplinkConfig;
-use crate::limits::{RECEIVE_BYTES, SEND_BYTES};
+use crate::limits::{PLAIN_AFTER, RECEIVE_BYTES, SEND_BYTES};
+use crate::random::random;
 
 /// How many taps that were made for commands there may be.
 const MADE_MAX: usize = 1024;
@@ -28,6 +32,8 @@ struct Process<'a> {
     rules: Rules,
     daemon: &'a Channel,
     made: Made,
+    /// Of all attached taps, once there is one.
+    area: Option<Area>,
 }
 
 /// Taps that it has made for commands, and their numbers, which no others get.
@@ -56,7 +62,7 @@ pub(super) fn run(rules: Rules, has_macvtap: bool, daemon: &Channel) -> ! {
     // If it has ended already, its end of the channel has.
     let _ = set_pdeathsig(Signal::SIGKILL);
     let ready = shut(rules.path(), has_macvtap).map(|()| None).map_err(Refusal::from);
-    let mut process = Process { rules, daemon, made: Made::default() };
+    let mut process = Process { rules, daemon, made: Made::default(), area: None };
     if daemon.say(&ready).is_ok() && ready.is_ok() {
         while process.serve().is_ok() {}
     }
@@ -76,6 +82,9 @@ impl Process<'_> {
         self.rules.look_again();
         if request == TO_ENLARGE {
             return enlarge(&self.rules, fds).map(|()| None).map_err(|e| small_buffers(&e));
+        }
+        if let Some((tap, slot)) = read_attach(&request) {
+            return self.attach(&tap, slot).map(Some);
         }
         let joins = request[0] == JOIN;
         if joins {
@@ -112,7 +121,47 @@ impl Process<'_> {
         if is_new {
             self.made.0.insert(ifname.into(), index);
         }
-        Ok(Given { fd: file.into(), index })
+        Ok(Given { fd: file.into(), more: Vec::new(), index })
+    }
+
+    fn attach(&mut self, tap: &str, slot: u8) -> Result<Given, Refusal> {
+        let refuse =
+            |what: String, fix: &str| Refusal { what, fix: fix.into(), ..Refusal::default() };
+        self.rules.judge_tap(tap).map_err(|(what, fix)| refuse(what, &fix))?;
+        let index = if_nametoindex(tap).map_err(|_| {
+            let fix = "start the VM; taps of other network namespaces cannot be attached: run a \
+                       nightporterd there";
+            refuse(format!("there is no interface {tap} in the daemon's network namespace"), fix)
+        })?;
+        // Of a macvtap the directions are swapped, and a real NIC has no VM.
+        if !Path::new(&format!("/sys/class/net/{tap}/tun_flags")).exists() {
+            let fix = "name the tap of a VM (ip -details link show type tun)";
+            return Err(refuse(format!("{tap} is not a tap"), fix));
+        }
+        let failed = |e: AttachError| {
+            let text = e.to_string();
+            let (what, fix) = text.split_once("\n    fix: ").unwrap_or((&text, "report this"));
+            let is_final = matches!(e, AttachError::NotAllowed(_));
+            Refusal { is_final, ..refuse(format!("{tap}: {what}"), fix) }
+        };
+        if Way::of_this_kernel().map_err(&failed)? != Way::Tcx {
+            let what = "this kernel has no links of programs for taps (tcx)".into();
+            let fix = "use Linux 6.6 or later, or give the VM a vhost-user socket";
+            return Err(Refusal { is_final: true, ..refuse(what, fix) });
+        }
+        let failed_to = |what| move |e: io::Error| failed(AttachError::of(what, e));
+        if self.area.is_none() {
+            self.area = Some(Area::new(PLAIN_AFTER).map_err(failed_to("make a map"))?);
+        }
+        let Some(area) = &self.area else { return Err(Refusal::default()) };
+        let seeds = random().map_err(failed_to("get random numbers"))?;
+        let mark = u32::try_from(seeds[0] & u64::from(u32::MAX)).unwrap_or(1).max(1);
+        let request = Request { index, slot: usize::from(slot), mark, way: Way::Tcx };
+        let Attached { from_vm, to_net, held } = attach(area, &request).map_err(&failed)?;
+        let Held::Links(links) = held else { return Err(Refusal::default()) };
+        let fd = area.fd().try_clone_to_owned().map_err(failed_to("copy a descriptor"))?;
+        let more = [from_vm.into_fd(), to_net.into_fd()].into_iter().chain(links).collect();
+        Ok(Given { fd, more, index })
     }
 
     fn join(&self, uplink: &UplinkConfig, is_new: bool) -> Result<(), Refusal> {

@@ -21,6 +21,10 @@ struct Allowed {
     bridges: Vec<String>,
     /// Of overlays of this host.
     addresses: Vec<IpAddr>,
+    /// Of VMs of the file.
+    taps: Vec<String>,
+    /// Of taps that commands may attach.
+    patterns: Vec<String>,
 }
 
 impl Allowed {
@@ -29,6 +33,8 @@ impl Allowed {
             uplinks: config.uplinks.iter().map(to_open).collect(),
             bridges: config.daemon.bridges.clone(),
             addresses: config.overlays.iter().map(|overlay| overlay.local.ip()).collect(),
+            taps: config.vms.iter().filter_map(|vm| vm.tap.clone()).collect(),
+            patterns: config.daemon.taps.clone(),
         }
     }
 }
@@ -69,6 +75,25 @@ impl Rules {
         if let Ok(config) = self.source.load() {
             self.now = Allowed::by(&config);
         }
+    }
+
+    /// Whether a tap may be attached. Errors: why not, and the fix.
+    pub(super) fn judge_tap(&self, tap: &str) -> Result<(), (String, String)> {
+        let fits = |pattern: &String| match pattern.strip_suffix('*') {
+            Some(begin) => tap.starts_with(begin),
+            None => pattern == tap,
+        };
+        let is_of_file =
+            [&self.at_start, &self.now].iter().any(|it| it.taps.iter().any(|it| it == tap));
+        if is_of_file || self.now.patterns.iter().any(fits) {
+            return Ok(());
+        }
+        let file = self.source.path.display();
+        let fix = format!(
+            "name it in daemon.taps of {file}, as in [\"{tap}\"], or write a [[vm]] with tap = \
+             \"{tap}\" there and reload"
+        );
+        Err((format!("{file} does not allow to attach {tap}"), fix))
     }
 
     /// Whether overlays of this host have that address.
@@ -186,6 +211,25 @@ mod tests {
         refused(&rules, &UplinkConfig { create: false, ..other.clone() });
         refused(&rules, &UplinkConfig { kind: UplinkKind::Macvtap, ..other.clone() });
         refused(&rules, &UplinkConfig { bridge: Some("br1".into()), ..other });
+        fs::remove_file(&rules.source.path).unwrap();
+    }
+
+    #[test]
+    fn taps_of_the_file_and_those_that_it_allows_are_attached_and_no_others() {
+        let vm = "[[vm]]\nname = \"a\"\ntap = \"tap7\"\n";
+        let mut rules = rules("taps", vm);
+        let may = |rules: &Rules, tap: &str| rules.judge_tap(tap).is_ok();
+        assert!(may(&rules, "tap7") && !may(&rules, "vnet0"));
+        let (what, fix) = rules.judge_tap("vnet0").unwrap_err();
+        assert!(what.contains("np-rules-taps") && fix.contains("daemon.taps"), "{what}: {fix}");
+        let text = "[daemon]\ntaps = [\"vnet*\", \"tap1\"]\n";
+        fs::write(&rules.source.path, text).unwrap();
+        rules.look_again();
+        for (tap, is_allowed) in
+            [("vnet0", true), ("vnet12", true), ("tap1", true), ("tap7", true), ("tap12", false)]
+        {
+            assert_eq!(may(&rules, tap), is_allowed, "{tap}");
+        }
         fs::remove_file(&rules.source.path).unwrap();
     }
 

@@ -63,7 +63,7 @@ const IOCTLS: [u32; 9] = [
 /// # Errors
 /// What the system refuses.
 pub fn shut(path: &Path, has_macvtap: bool) -> Result<(), StartError> {
-    privileges::keep(CapabilitySet::NET_ADMIN)?;
+    privileges::keep(CapabilitySet::NET_ADMIN | CapabilitySet::BPF)?;
     // The daemon reports the consequences of a kernel without it.
     files::restrict(files::of_broker(path, has_macvtap), Some(&[]))?;
     apply([of_broker()])
@@ -81,6 +81,10 @@ fn of_broker() -> Built {
         // To ask for interfaces and set them up.
         (libc::SYS_socket, vec![rule(&[(0, libc::AF_UNIX)])?]),
         (libc::SYS_setsockopt, vec![force(libc::SO_RCVBUFFORCE)?, force(libc::SO_SNDBUFFORCE)?]),
+        // A map, programs and their links, for taps that are attached.
+        (libc::SYS_bpf, [0, 5, 28].iter().map(|&it| is(0, it)).collect::<Result<_, _>>()?),
+        // Copies of its own descriptors.
+        (libc::SYS_fcntl, vec![rule(&[(1, libc::F_GETFD)])?, rule(&[(1, libc::F_DUPFD_CLOEXEC)])?]),
     ]);
     build(rules, SeccompAction::KillProcess, SeccompAction::Allow)
 }

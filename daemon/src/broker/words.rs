@@ -31,6 +31,7 @@ const FDS_MAX: usize = 17;
 pub(super) const OPEN: u8 = 1;
 pub(super) const JOIN: u8 = 2;
 const ENLARGE: u8 = 3;
+const ATTACH: u8 = 4;
 
 /// The first byte of an answer. What is not done may be possible later, or never while the daemon
 /// runs.
@@ -46,6 +47,8 @@ pub(super) type Answer = Result<Option<Given>, Refusal>;
 #[derive(Debug)]
 pub(super) struct Given {
     pub(super) fd: OwnedFd,
+    /// The others of an attached tap ([`to_attach`]).
+    pub(super) more: Vec<OwnedFd>,
     /// The number of the interface that it is; 0: it is a socket.
     pub(super) index: u32,
 }
@@ -76,6 +79,23 @@ pub(super) const TO_ENLARGE: [u8; REQUEST] = {
     request[0] = ENLARGE;
     request
 };
+
+/// To attach the tap with this name, with this slot of the area. The answer has the area's
+/// descriptor, those of the daemon's two taps (of the VM's frames first), and links.
+pub(super) fn to_attach(tap: &str, slot: u8) -> [u8; REQUEST] {
+    let mut request = [0; REQUEST];
+    request[..2].copy_from_slice(&[ATTACH, slot]);
+    let len = tap.len().min(NAME - 1);
+    request[3..3 + len].copy_from_slice(&tap.as_bytes()[..len]);
+    request
+}
+
+/// The tap to attach, and the slot, if it is such a request.
+pub(super) fn read_attach(request: &[u8; REQUEST]) -> Option<(String, u8)> {
+    let name = request[3..3 + NAME].split(|byte| *byte == 0).next()?;
+    let name = std::str::from_utf8(name).ok().filter(|name| is_ifname(name))?;
+    (to_attach(name, request[1]) == *request).then(|| (name.to_owned(), request[1]))
+}
 
 /// To put an uplink into its bridge.
 pub(super) fn to_join(uplink: &UplinkConfig) -> [u8; REQUEST] {
@@ -211,8 +231,8 @@ impl Channel {
         match answer {
             Ok(given) => {
                 let [a, b, c, d] = given.as_ref().map_or(0, |it| it.index).to_ne_bytes();
-                let fd = given.as_ref().map(|it| it.fd.as_fd());
-                match self.send(&[DONE, a, b, c, d], fd.as_slice()) {
+                let fds = given.iter().flat_map(|it| [&it.fd].into_iter().chain(&it.more));
+                match self.send(&[DONE, a, b, c, d], &fds.map(AsFd::as_fd).collect::<Vec<_>>()) {
                     Err(e) if !is_end(&e) => self.say(&Err(unsent(&e))),
                     sent => sent,
                 }
@@ -246,7 +266,8 @@ impl Channel {
         let (kind, text) = (bytes[0], String::from_utf8_lossy(&bytes[1..len]));
         if kind == DONE {
             let index = bytes[1..len].first_chunk().map_or(0, |index| u32::from_ne_bytes(*index));
-            return Ok(Ok(fds.into_iter().next().map(|fd| Given { fd, index })));
+            let mut fds = fds.into_iter();
+            return Ok(Ok(fds.next().map(|fd| Given { fd, more: fds.collect(), index })));
         }
         let (what, fix) = text.split_once('\0').unwrap_or((&text, "report this"));
         let (is_busy, is_final) = (kind & BUSY != 0, kind & FINAL != 0);
@@ -318,10 +339,23 @@ mod tests {
     }
 
     #[test]
+    fn a_request_to_attach_names_a_tap_and_a_slot() {
+        for tap in ["vnet0", "fifteen-bytes-x"] {
+            assert_eq!(read_attach(&to_attach(tap, 251)), Some((tap.to_owned(), 251)));
+        }
+        let request = to_attach("vnet0", 3);
+        for (at, byte) in [(0, OPEN), (2, 1), (3, b'/'), (4, 0xff), (9, b'x'), (20, b'x')] {
+            let mut bad = request;
+            bad[at] = byte;
+            assert_eq!(read_attach(&bad), None, "{at} {byte}");
+        }
+    }
+
+    #[test]
     fn an_answer_is_a_descriptor_or_a_reason() {
         let (b, a) = Channel::pair(LIMIT).unwrap();
         let fd = a.fd().try_clone_to_owned().unwrap();
-        a.say(&Ok(Some(Given { fd, index: 0x0102_0304 }))).unwrap();
+        a.say(&Ok(Some(Given { fd, more: Vec::new(), index: 0x0102_0304 }))).unwrap();
         assert_eq!(b.hear().unwrap().unwrap().unwrap().index, 0x0102_0304);
         a.say(&Ok(None)).unwrap();
         assert!(b.hear().unwrap().unwrap().is_none());

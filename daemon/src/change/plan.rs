@@ -132,7 +132,11 @@ impl Plan {
             self.wait(Part::Vm(vm.name.clone()), what);
         }
         for (key, before, after) in &differ {
-            if OF_A_SOCKET.contains(key) && !moves {
+            if *key == "tap" {
+                let how = "(remove the VM, and add it)";
+                let what = format!("vm.{}.tap {before} -> {after} {how}", vm.name);
+                self.wait(Part::Vm(vm.name.clone()), what);
+            } else if OF_A_SOCKET.contains(key) && !moves {
                 let what = format!("vm.{}.{key} {before} -> {after}", vm.name);
                 self.wait(Part::Vm(vm.name.clone()), what);
             }
@@ -165,7 +169,7 @@ impl Plan {
 
     fn set_daemon(&mut self, now: &Config, wanted: &Config) {
         for (key, before, after) in differences(&now.daemon.keys(), &wanted.daemon.keys()) {
-            if key == "bridges" || key == "log" {
+            if ["bridges", "taps", "log"].contains(&key) {
                 // The broker's own: it reads the file itself. The log is last.
             } else if LIVE.contains(&key) {
                 self.steps.push(Step::SetDrainTimeout(wanted.daemon.drain_timeout_s));

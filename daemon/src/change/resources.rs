@@ -92,6 +92,9 @@ impl Resources {
             Step::AddOverlay(overlay) => {
                 self.open_port(Wanted::Overlay((**overlay).clone()), openings, patience)
             }
+            Step::AddVm(vm) if vm.tap.is_some() => {
+                self.open_port(Wanted::Attached(vm.clone()), openings, patience)
+            }
             Step::AddVm(vm) => self.listen(vm, sockets_of(vm), owners.access(vm)),
         }
     }
@@ -110,6 +113,7 @@ impl Resources {
         let vm = match step {
             Step::AddUplink(uplink) => return port(&mut self.ports, &uplink.name),
             Step::AddOverlay(overlay) => return port(&mut self.ports, &overlay.name),
+            Step::AddVm(vm) if vm.tap.is_some() => return port(&mut self.ports, &vm.name),
             Step::AddVm(vm) => vm,
             Step::SetVm(both) => &both.1,
             _ => return Opened::default(),
@@ -172,6 +176,9 @@ impl Resources {
 
 /// The sockets of a VM, and the names of their listeners.
 fn sockets_of(vm: &VmConfig) -> Vec<(String, PathBuf)> {
+    if vm.tap.is_some() {
+        return Vec::new();
+    }
     let toe = vm.toe_socket().map(|socket| (toe_name(&vm.name), socket));
     std::iter::once((vm.name.clone(), vm.socket.clone())).chain(toe).collect()
 }

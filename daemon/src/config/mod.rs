@@ -127,6 +127,10 @@ table! {
         /// A change takes effect as soon as it is in the file.
         bridges: Vec<String> = default(
             Vec::new(), ifnames, "write a list of names, as in [\"br0\"]");
+        /// Taps that `nightporter attach` may attach, by their names; `*` at the end is anything.
+        /// Default: none. A change takes effect as soon as it is in the file.
+        taps: Vec<String> = default(
+            Vec::new(), ifnames, "write a list of names, as in [\"vnet*\"]");
         /// Microseconds the worker keeps looking for work before it sleeps. Default 0 (sleep at
         /// once). It costs that much CPU after every burst and saves the wake-up (5 to 50 us) of
         /// frames that come within that time. The worker offers its core to others at every look,
@@ -211,6 +215,12 @@ table! {
         /// vhost-user socket that the VMM connects to. Default `/run/nightporter/NAME.sock`.
         socket: PathBuf = default(
             PathBuf::from(RUN_DIR).join(format!("{name}.sock")), socket_path, SOCKET_FIX);
+        /// Instead of a socket: the tap of a VM that needs no other configuration. Its frames go
+        /// through the daemon as through a wire; if the daemon is dead or stands, they pass it by.
+        /// Default: none. Takes Linux 6.6. Not with keys of the switch (`network`, `ips`, `vlan`,
+        /// `trunk`, `isolated`, `trusted`), nor with `congestion_offload`, `toe` or `boost`.
+        tap: Option<String> = optional(
+            ifname, "give the name of the VM's tap, as in \"vnet0\"");
         /// Owner of its sockets. Default: as `[daemon]` has it.
         socket_user: Option<String> = optional(parse::name, USER_FIX);
         /// Group of its sockets. Default: as `[daemon]` has it.

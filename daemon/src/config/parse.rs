@@ -198,7 +198,12 @@ fn check_vm(s: &mut Section<'_, '_>, config: &VmConfig, unique: &mut Unique) {
         let fix = "use vlan for a guest that sees no tags, or trunk for one that does";
         s.problem("trunk", "does not go with vlan".into(), fix);
     }
-    unique.add("socket", config.socket.display().to_string(), s);
+    if let Some(tap) = &config.tap {
+        check_tap(s, config);
+        unique.add("tap", tap.clone(), s);
+    } else {
+        unique.add("socket", config.socket.display().to_string(), s);
+    }
     if let Some(socket) = config.toe_socket() {
         check_toe(s, config, &socket);
         unique.add("socket", socket.display().to_string(), s);
@@ -207,6 +212,27 @@ fn check_vm(s: &mut Section<'_, '_>, config: &VmConfig, unique: &mut Unique) {
         let mac = mac.map(|b| format!("{b:02x}")).join(":");
         let of = config.network.as_ref().map(|network| format!(" in network {network}"));
         unique.add("mac", mac + &of.unwrap_or_default(), s);
+    }
+}
+
+/// Keys that a VM with a tap cannot have: no switch is asked for its frames, its driver is unknown,
+/// and a wire that is plain for a moment must not carry what the offload has made.
+fn check_tap(s: &mut Section<'_, '_>, config: &VmConfig) {
+    for (key, is_given) in [
+        ("network", config.network.is_some()),
+        ("ips", config.ips.is_some()),
+        ("vlan", config.vlan.is_some()),
+        ("trunk", config.trunk.is_some()),
+        ("isolated", config.isolated),
+        ("trusted", config.trusted),
+        ("congestion_offload", config.congestion_offload),
+        ("toe", config.toe),
+        ("boost", config.boost.is_some()),
+    ] {
+        if is_given {
+            let fix = "leave it out, or give the VM a vhost-user socket instead of a tap";
+            s.problem(key, "does not go with tap".into(), fix);
+        }
     }
 }
 

@@ -176,7 +176,7 @@ fn a_misspelt_key_names_its_line_and_the_right_spelling() {
     assert_eq!(
         errors("[[vm]]\nname = \"a\"\ncolour = 1\n"),
         "np.toml:3: vm.a.colour: unknown key\n    fix: remove it, or use one of: name, network, \
-         socket, socket_user, socket_group, mac, ips, vlan, trunk, isolated, trusted, mtu, \
+         socket, tap, socket_user, socket_group, mac, ips, vlan, trunk, isolated, trusted, mtu, \
          queue_pairs, allow_unsealed_memory, memory_max, ack_offload, local, guest_ttl, \
          congestion_offload, congestion_control, toe, toe_to_itself, boost, vcpu_cgroup, \
          rate_limit_from_guest_mbit_s, rate_limit_to_guest_mbit_s, budget, flows_max"
@@ -248,6 +248,19 @@ mac = "52-54-00-00-00-01"
          fix: give each its own\n\
          np.toml:9: vm.c.socket: \"/s\" is already used by vm.a\n    fix: give each its own"
     );
+}
+
+#[test]
+fn a_vm_with_a_tap_has_no_keys_of_the_switch_and_a_tap_is_of_one_vm() {
+    let vm = |name: &str, more: &str| format!("[[vm]]\nname = \"{name}\"\ntap = \"t0\"\n{more}");
+    let twice = errors(&(vm("a", "") + &vm("b", "")));
+    assert!(twice.contains("vm.b.tap: \"t0\" is already used by vm.a"), "{twice}");
+    for key in ["isolated = true", "ips = [\"192.0.2.7\"]", "vlan = 7", "congestion_offload = true"]
+    {
+        let name = key.split(' ').next().unwrap();
+        let said = errors(&vm("a", key));
+        assert!(said.contains(&format!("vm.a.{name}: does not go with tap")), "{said}");
+    }
 }
 
 #[test]

@@ -55,7 +55,7 @@ struct Interface {
 enum State {
     /// It is not there, and why.
     Lost(String),
-    /// The number of its interface.
+    /// The number of its interface, or of the VM's tap.
     Uplink(u32),
     /// Its sockets, and whether another attempt may give them larger buffers.
     Overlay(OverlaySockets, bool),
@@ -89,6 +89,10 @@ impl State {
                 let wanted = Wanted::Overlay(overlay.config().clone());
                 Some((wanted, Self::Overlay(overlay.sockets(), overlay.has_small_buffers)))
             }
+            Port::Attached(attached) => {
+                let wanted = Wanted::Attached(Box::new(attached.vm().clone()));
+                Some((wanted, Self::Uplink(attached.index())))
+            }
             Port::Lost(lost) => Some((lost.wanted.clone(), Self::Lost(lost.why.clone()))),
             Port::Guest(_) | Port::Vacant => None,
         }
@@ -99,10 +103,12 @@ impl Interface {
     /// It is lost, if it is an open uplink whose interface's name and number are not those of one
     /// that `is_there`; its name.
     fn lose_unless(&mut self, is_there: impl Fn(&str, u32) -> bool) -> Option<String> {
-        let (Wanted::Uplink(config), State::Uplink(index)) = (&self.wanted, &self.state) else {
-            return None;
+        let State::Uplink(index) = &self.state else { return None };
+        let ifname = match &self.wanted {
+            Wanted::Uplink(config) => &config.ifname,
+            Wanted::Attached(vm) => vm.tap.as_ref()?,
+            Wanted::Overlay(_) => return None,
         };
-        let ifname = &config.ifname;
         let gone = (!is_there(ifname, *index)).then(|| State::Lost(format!("{ifname} is gone")));
         self.state = gone?;
         Some(self.wanted.name().to_owned())

@@ -4,10 +4,12 @@
 use std::fmt;
 use std::io::ErrorKind;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use nightporter_attach::area::{Area, SLOTS, View};
 use nightporter_core::port::{GuestConfig, Vlans};
 
+use super::attached::{AttachedPort, Parts, Slots};
 use super::overlay::{OverlayPort, OverlaySockets};
 use super::shared::Sockets;
 use super::tap::TapPort;
@@ -38,11 +40,15 @@ pub(crate) struct Openings {
     pub(crate) broker: Arc<Broker>,
     /// The sockets that overlays opened here share.
     sockets: Sockets,
+    /// Slots of the area of attached taps, and the area, once there is one.
+    slots: Slots,
+    area: Arc<OnceLock<View>>,
 }
 
 impl Openings {
     pub(crate) fn new(broker: Arc<Broker>) -> Self {
-        Self { broker, sockets: Sockets::default() }
+        let (sockets, slots) = (Sockets::default(), Slots::default());
+        Self { broker, sockets, slots, area: Arc::default() }
     }
 
     /// The sockets of an overlay get the buffers that they want: see [`Broker::enlarge`].
@@ -68,6 +74,7 @@ impl Openings {
                     ..failure(e.what(), &e, e.is_final)
                 })
             }
+            Wanted::Attached(vm) => self.attach(vm),
             Wanted::Overlay(config) => {
                 let seeds = random().map_err(|e| failure("getrandom", &no_chance(&e), true))?;
                 let opened = OverlayPort::open(config, seeds, &self.sockets);
@@ -76,6 +83,44 @@ impl Openings {
                 Ok(Port::Overlay(Box::new(port)))
             }
         }
+    }
+}
+
+impl Openings {
+    fn attach(&self, vm: &VmConfig) -> Result<Port, OpenFailure> {
+        let failure = |what: &str, error: StartError, is_final| OpenFailure {
+            what: what.to_owned(),
+            error,
+            is_final,
+            is_busy: false,
+        };
+        let tap = vm.tap.as_deref().unwrap_or_default();
+        let slot = self.slots.take().ok_or_else(|| {
+            let what = format!("{SLOTS} taps are attached, which is the most");
+            failure(&what, error(&what, "run a second daemon for the others"), false)
+        })?;
+        let attached = self.broker.attach(&vm.name, tap, slot.number());
+        let (index, area, fds) = attached.map_err(|e| OpenFailure {
+            is_busy: e.is_busy,
+            // Another VM may be served; this one waits.
+            ..failure(e.what(), StartError(e.to_string()), false)
+        })?;
+        let broken = |what: &str| failure(what, error(what, "report this"), true);
+        let view = match self.area.get() {
+            Some(view) => *view,
+            None => {
+                let view = Area::from_fd(area).view();
+                let view = view.map_err(|e| broken(&format!("cannot map the area: {e}")))?;
+                *self.area.get_or_init(|| view)
+            }
+        };
+        let mut fds = fds.into_iter();
+        let (Some(from_vm), Some(to_net)) = (fds.next(), fds.next()) else {
+            return Err(broken("the broker's answer lacks taps"));
+        };
+        let links = fds.collect();
+        let parts = Parts { index, from_vm, to_net, links, view, slot };
+        Ok(Port::Attached(Box::new(AttachedPort::new(vm, tap, parts))))
     }
 }
 

@@ -1,5 +1,6 @@
 //! Ports: the ways by which frames come in and leave.
 
+pub(crate) mod attached;
 pub(crate) mod build;
 pub(crate) mod front_end;
 pub mod guest;
@@ -20,8 +21,9 @@ use nightporter_core::time::Instant;
 use nightporter_core::turn::{Received, Sent};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
-use crate::config::{OverlayConfig, UplinkConfig};
+use crate::config::{OverlayConfig, UplinkConfig, VmConfig};
 use crate::tap_address;
+use attached::AttachedPort;
 use guest::GuestPort;
 use overlay::OverlayPort;
 use tap::TapPort;
@@ -42,6 +44,8 @@ pub enum Port {
     Overlay(Box<OverlayPort>),
     /// A VM behind vhost-user.
     Guest(Box<GuestPort>),
+    /// A VM behind a tap that is attached.
+    Attached(Box<AttachedPort>),
     /// An uplink or overlay that could not be opened yet, or an uplink whose interface disappeared:
     /// it is tried again.
     Lost(Box<Lost>),
@@ -65,6 +69,8 @@ pub enum Wanted {
     Uplink(UplinkConfig),
     /// Other hosts.
     Overlay(OverlayConfig),
+    /// A VM that has a tap.
+    Attached(Box<VmConfig>),
 }
 
 impl Wanted {
@@ -74,6 +80,7 @@ impl Wanted {
         match self {
             Self::Uplink(config) => &config.name,
             Self::Overlay(config) => &config.name,
+            Self::Attached(vm) => &vm.name,
         }
     }
 
@@ -83,6 +90,7 @@ impl Wanted {
         match self {
             Self::Uplink(config) => &config.network,
             Self::Overlay(config) => &config.network,
+            Self::Attached(vm) => &vm.network,
         }
     }
 
@@ -90,6 +98,7 @@ impl Wanted {
         match self {
             Self::Uplink(config) => config.kind.label(),
             Self::Overlay(_) => "overlay",
+            Self::Attached(_) => "vm",
         }
     }
 }
@@ -98,14 +107,26 @@ impl Port {
     /// Whether a VM is behind it.
     #[must_use]
     pub fn is_guest(&self) -> bool {
-        matches!(self, Self::Guest(_))
+        match self {
+            Self::Guest(_) | Self::Attached(_) => true,
+            Self::Lost(lost) => matches!(lost.wanted, Wanted::Attached(_)),
+            Self::Uplink(_) | Self::Overlay(_) | Self::Vacant => false,
+        }
     }
 
     /// The VM behind it, if there is one.
     pub fn as_guest_mut(&mut self) -> Option<&mut GuestPort> {
         match self {
             Self::Guest(guest) => Some(guest),
-            Self::Uplink(_) | Self::Overlay(_) | Self::Lost(_) | Self::Vacant => None,
+            _ => None,
+        }
+    }
+
+    /// The attached tap behind it, if there is one.
+    pub(crate) fn as_attached_mut(&mut self) -> Option<&mut AttachedPort> {
+        match self {
+            Self::Attached(attached) => Some(attached),
+            _ => None,
         }
     }
 
@@ -115,7 +136,7 @@ impl Port {
         match self {
             Self::Uplink(tap) => tap.config().kind.label(),
             Self::Overlay(_) => "overlay",
-            Self::Guest(_) => "vm",
+            Self::Guest(_) | Self::Attached(_) => "vm",
             Self::Lost(lost) => lost.wanted.kind(),
             Self::Vacant => "none",
         }
@@ -127,14 +148,15 @@ impl Port {
         match self {
             Self::Overlay(overlay) => overlay.drops(reason),
             Self::Guest(guest) => guest.drops(reason),
-            Self::Uplink(_) | Self::Lost(_) | Self::Vacant => 0,
+            Self::Uplink(_) | Self::Attached(_) | Self::Lost(_) | Self::Vacant => 0,
         }
     }
 
     /// Whether a VM is behind it, or can come: its socket exists.
     #[must_use]
     pub fn listens(&self) -> bool {
-        matches!(self, Self::Guest(guest) if guest.port.listens())
+        matches!(self, Self::Attached(_))
+            || matches!(self, Self::Guest(guest) if guest.port.listens())
     }
 
     /// The guest has posted a receive buffer, as far as the daemon sees; true of all but guests.
@@ -148,7 +170,7 @@ impl Port {
     pub fn device(&self) -> Option<VhostUserStats> {
         match self {
             Self::Guest(guest) => Some(guest.port.stats()),
-            Self::Uplink(_) | Self::Overlay(_) | Self::Lost(_) | Self::Vacant => None,
+            _ => None,
         }
     }
 
@@ -158,6 +180,7 @@ impl Port {
         match self {
             Self::Uplink(tap) => Some(tap.fd()),
             Self::Overlay(overlay) => Some(overlay.fd()),
+            Self::Attached(attached) => Some(attached.fd()),
             Self::Guest(_) | Self::Lost(_) | Self::Vacant => None,
         }
     }
@@ -168,6 +191,7 @@ impl Port {
             Self::Uplink(tap) => tap.receive(buf),
             Self::Overlay(overlay) => overlay.receive(now, buf),
             Self::Guest(guest) => guest.receive(buf),
+            Self::Attached(attached) => attached.receive(buf),
             Self::Lost(_) | Self::Vacant => Received::Empty,
         }
     }
@@ -178,6 +202,7 @@ impl Port {
             Self::Uplink(tap) => tap.send(hdr, parts),
             Self::Overlay(overlay) => overlay.send(now, hdr, parts),
             Self::Guest(guest) => guest.send(hdr, parts),
+            Self::Attached(attached) => attached.send(hdr, parts),
             Self::Lost(_) | Self::Vacant => Sent::Dropped(DropReason::PortDown),
         }
     }

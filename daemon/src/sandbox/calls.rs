@@ -36,6 +36,7 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_write,
     libc::SYS_writev,
     libc::SYS_lseek,
+    libc::SYS_pread64, // counters of attached taps
     libc::SYS_close,
     libc::SYS_fstat,
     libc::SYS_newfstatat,

@@ -161,6 +161,7 @@ pub const fn port_features(features: u64) -> PortFeatures {
         tso4: features & bit::GUEST_TSO4 != 0,
         tso6: features & bit::GUEST_TSO6 != 0,
         ecn: features & bit::GUEST_ECN != 0,
+        uso: false,
     }
 }
 

@@ -85,6 +85,10 @@ impl Executor {
                 tracing::info!(vm, on, "ack offload");
                 engine.set_offload(now, id, on);
             }),
+            Request::CongestionOffload { vm, on: true } if path.has_tap(&vm) => Reply::Error {
+                what: format!("{vm} has a tap: a wire that is plain for a moment must not flood"),
+                fix: "give the VM a vhost-user socket instead of a tap".into(),
+            },
             Request::CongestionOffload { vm, on } => path.with_vm(&vm, |engine, id| {
                 tracing::info!(vm, on, "congestion offload");
                 engine.set_congestion_offload(id, on);

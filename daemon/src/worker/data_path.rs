@@ -11,6 +11,7 @@ use nightporter_core::turn::{Turn, TurnConfig};
 use nightporter_registry::Listeners;
 use nix::sys::epoll::Epoll;
 
+use super::attached::AttachedTaps;
 use super::guests::Announcement;
 use super::heartbeats::Heartbeats;
 use super::ports::WorkerPorts;
@@ -37,6 +38,7 @@ pub(super) struct DataPath {
     pub(super) turn: Turn,
     pub(super) ports: WorkerPorts,
     pub(super) heartbeats: Heartbeats,
+    pub(super) attached: AttachedTaps,
     /// Orders to the booster.
     pub(super) booster: Booster,
     /// The sockets' worker.
@@ -67,6 +69,7 @@ impl DataPath {
             turn: Turn::new(TurnConfig::default()),
             ports: WorkerPorts::new(now),
             heartbeats: Heartbeats::new(epoch),
+            attached: AttachedTaps::default(),
             booster: Booster::default(),
             sockets: Sockets::default(),
             resting: Resting::new(),
@@ -154,8 +157,8 @@ impl DataPath {
         }
         self.look_for_overlays();
         self.set_own_ips(id, 0, &[]);
-        if let Port::Uplink(tap) = port {
-            closer::later(None, tap); // an interface that goes with it takes its time
+        if matches!(port, Port::Uplink(_) | Port::Attached(_)) {
+            closer::later(None, port); // an interface that goes with it takes its time
         }
         self.forget_sources(|token| matches!(token, Token::Guest(port, _) if *port == id.0));
         self.announcements.retain(|it| it.port != id);
@@ -211,9 +214,10 @@ impl DataPath {
     }
 
     /// The interface behind an uplink is gone.
-    pub(super) fn lose(&mut self, now: Instant, port: PortId) {
+    pub(super) fn lose(&mut self, now: Instant, epoll: &Epoll, port: PortId) {
         self.ports.lose(port);
         self.turn.set_features(now, &mut self.engine, port, None);
+        self.lose_attached(now, epoll, port);
     }
 
     /// An uplink or overlay that was not there is.
@@ -232,6 +236,9 @@ impl DataPath {
         tracing::info!(port = %at.name, "the port is there again");
         self.look_for_overlays();
         self.turn.set_features(now, &mut self.engine, id, Some(PortFeatures::ALL));
+        if let Err(error) = self.settle_attached(now, epoll, id) {
+            tracing::error!(error, "the other end of an attached tap");
+        }
     }
 
     /// No VM gets new promises.

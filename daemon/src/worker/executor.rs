@@ -96,7 +96,7 @@ impl Executor {
                 path.engine.resize(flows, size);
             }
             Order::Lose(name) => {
-                path.ports.find(&name).into_iter().for_each(|id| path.lose(now, id));
+                path.ports.find(&name).into_iter().for_each(|id| path.lose(now, epoll, id));
             }
             // Its port need not be lost yet: of two words about an interface that wait for room
             // only the last arrives.
@@ -189,10 +189,7 @@ impl Executor {
     pub(super) fn poll_timeout(&self, path: &DataPath) -> Option<Instant> {
         let stop = self.stop.as_ref().map(|stop| stop.look_at);
         // There is an event when the sockets' worker has done its part of a step.
-        let steps = self.stepping.is_some() && !path.sockets.is_busy();
-        [stop, self.survey.poll_timeout(), steps.then_some(Instant::ZERO)]
-            .into_iter()
-            .flatten()
-            .min()
+        let steps = self.stepping.as_ref().filter(|_| !path.sockets.is_busy());
+        [stop, self.survey.poll_timeout(), steps.map(Stepping::look_at)].into_iter().flatten().min()
     }
 }

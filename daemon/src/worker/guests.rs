@@ -8,6 +8,7 @@ use nix::sys::epoll::Epoll;
 
 use super::data_path::DataPath;
 use crate::faults;
+use crate::port::Port;
 use crate::port::front_end::{FRONT_ENDS_PER_TURN, hear, watch};
 use crate::port::vhost_user::bans;
 use crate::sleeps;
@@ -162,7 +163,11 @@ impl DataPath {
             let Token::Guest(port, _) = *token else { return false };
             let port = PortId(port);
             turn.wake(port);
-            ports.guest_mut(port).is_some_and(|guest| guest.port.is_polled())
+            match &mut ports.of_mut(port).port {
+                Port::Guest(guest) => guest.port.is_polled(),
+                Port::Attached(attached) => attached.is_polled(),
+                _ => false,
+            }
         });
     }
 

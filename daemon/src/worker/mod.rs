@@ -5,6 +5,7 @@
 //! control's orders to the executor; take a turn over all ports (`core::turn`); let the executor
 //! report. Only the wait blocks. The worker knows nobody above it.
 
+mod attached;
 mod capture;
 mod census;
 mod commands;
@@ -147,7 +148,8 @@ impl Worker {
                 return Err(io::Error::other("the sockets' worker has ended"));
             }
         }
-        Ok(())
+        self.path.unlink_all();
+        self.turn_at_once()
     }
 
     /// Connections with a byte, FIN or RST that is still owed.
@@ -187,6 +189,7 @@ impl Worker {
             None => 0,
             Some(timeout) => {
                 watchdog::handle_rest();
+                self.path.note_rest();
                 match self.epoll.wait(&mut self.events, timeout) {
                     Err(Errno::EINTR) => 0,
                     result => result?,
@@ -196,6 +199,7 @@ impl Worker {
         let now = monotonic_now();
         watchdog::handle_turn(now);
         self.now = now;
+        self.path.note_awake(now);
         if count > 0 {
             self.polling.handle_work(now);
         }
@@ -242,6 +246,7 @@ impl Worker {
         self.path.send_heartbeats(now);
         self.path.look_at_polled(now);
         let frames = self.path.turn(now);
+        self.path.poll_attached(now);
         self.path.handle_faults(now, &self.epoll);
         self.path.wake_resting(now, &self.epoll);
         self.path.go_on_announcing(now);

@@ -6,6 +6,8 @@ use nightporter_core::turn::{Ports, Received, Sent};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 use super::watch::{Direction, Watchers};
+use crate::closer;
+use crate::port::attached::NET;
 use crate::port::guest::GuestPort;
 use crate::port::{Lost, Port, Wanted};
 
@@ -87,12 +89,22 @@ impl WorkerPorts {
     /// The interface behind `port` is gone.
     pub(super) fn lose(&mut self, port: PortId) {
         let at = &mut self.list[usize::from(port.0)];
-        if let Port::Uplink(tap) = &at.port {
+        if let Port::Attached(attached) = &at.port {
+            tracing::warn!(vm = %at.name, "the VM's tap is gone");
+            let wanted = Wanted::Attached(Box::new(attached.vm().clone()));
+            let why = format!("{} is gone", attached.vm().tap.as_deref().unwrap_or_default());
+            self.lost.push((at.name.clone(), attached.index()));
+            let lost = Port::Lost(Box::new(Lost { wanted, why }));
+            closer::later(None, std::mem::replace(&mut at.port, lost)); // taps take their time
+        } else if let Port::Uplink(tap) = &at.port {
             tracing::error!(port = %at.name, "the interface is gone; its traffic is dropped");
             let wanted = Wanted::Uplink(tap.config().clone());
             let why = format!("{} is gone", tap.config().ifname);
             self.lost.push((at.name.clone(), tap.index()));
+            let vm = at.name.strip_suffix(NET).map(str::to_owned);
             at.port = Port::Lost(Box::new(Lost { wanted, why }));
+            // The VM's end of a wire has no other way: the tap is plain, and is attached anew.
+            vm.and_then(|vm| self.find(&vm)).into_iter().for_each(|vm| self.lose(vm));
         }
     }
 }
@@ -125,7 +137,11 @@ impl Ports for WorkerPorts {
     }
 
     fn room(&mut self, port: PortId, want: usize) -> usize {
-        self.guest_mut(port).map_or(0, |guest| guest.room(want))
+        match &mut self.of_mut(port).port {
+            Port::Guest(guest) => guest.room(want),
+            Port::Attached(attached) => attached.room(want),
+            _ => 0,
+        }
     }
 
     fn has_spent(&mut self, port: PortId) -> bool {
@@ -133,7 +149,11 @@ impl Ports for WorkerPorts {
     }
 
     fn progress(&mut self, port: PortId) -> Option<bool> {
-        self.guest_mut(port)?.progress()
+        match &mut self.of_mut(port).port {
+            Port::Guest(guest) => guest.progress(),
+            Port::Attached(attached) => attached.progress(),
+            _ => None,
+        }
     }
 
     fn wait_for_frames(&mut self, port: PortId) -> bool {
@@ -142,10 +162,11 @@ impl Ports for WorkerPorts {
     }
 
     fn wait_for_room(&mut self, port: PortId, waits: bool) {
-        match self.guest_mut(port) {
-            Some(guest) if waits => guest.wait_for_room(),
-            Some(guest) => guest.ignore_room(),
-            None => {}
+        match &mut self.of_mut(port).port {
+            Port::Guest(guest) if waits => guest.wait_for_room(),
+            Port::Guest(guest) => guest.ignore_room(),
+            Port::Attached(attached) => attached.wait_for_room(waits),
+            _ => {}
         }
     }
 

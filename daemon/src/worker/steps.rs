@@ -8,6 +8,7 @@ use nightporter_core::time::Instant;
 use nightporter_registry::Station;
 use nix::sys::epoll::Epoll;
 
+use super::attached::{DETACH_LOOK, Detaching};
 use super::data_path::DataPath;
 use super::orders::Client;
 use crate::charges;
@@ -75,11 +76,19 @@ pub(super) struct Stepping {
     pub(super) opened: Opened,
     /// The connections that end with it have begun to.
     begun: bool,
+    /// Of a VM whose tap is being detached, and when to look at it again.
+    detaching: Option<Detaching>,
+    look_at: Instant,
 }
 
 impl Stepping {
     pub(super) const fn new(step: Step, opened: Opened) -> Self {
-        Self { step, opened, begun: false }
+        Self { step, opened, begun: false, detaching: None, look_at: Instant::ZERO }
+    }
+
+    /// When it is to be gone on with.
+    pub(super) fn look_at(&self) -> Instant {
+        self.look_at
     }
 
     /// Ends the connections that the step ends. `false`: they are many, and not all have ended.
@@ -87,6 +96,13 @@ impl Stepping {
         match &self.step {
             Step::RemoveVm(name) => {
                 let Some(id) = path.ports.find(name) else { return true };
+                if now < self.look_at {
+                    return false;
+                }
+                if !path.detach(now, id, &mut self.detaching) {
+                    self.look_at = now + DETACH_LOOK;
+                    return false;
+                }
                 if !std::mem::replace(&mut self.begun, true) {
                     path.sockets.prepare_removal(id);
                 }
@@ -122,6 +138,7 @@ impl DataPath {
         match step {
             Step::RemoveVm(name) | Step::RemoveUplink(name) | Step::RemoveOverlay(name) => {
                 let id = port(path, &name)?;
+                path.forget_attached(now, epoll, id);
                 path.remove_port(now, epoll, id);
                 return Ok(path.ports.watchers.remove_port(id));
             }
@@ -151,7 +168,7 @@ fn set_overlay(port: &mut Port, overlay: OverlayConfig) {
     match port {
         Port::Overlay(at) => at.set(&overlay),
         Port::Lost(lost) => lost.wanted = Wanted::Overlay(overlay),
-        Port::Uplink(_) | Port::Guest(_) | Port::Vacant => {}
+        Port::Uplink(_) | Port::Guest(_) | Port::Attached(_) | Port::Vacant => {}
     }
 }
 
@@ -195,6 +212,12 @@ fn add_vm(
     opened: &mut Opened,
     vm: &VmConfig,
 ) -> Result<(), String> {
+    if vm.tap.is_some() {
+        let port = opened.port.take().ok_or_else(|| format!("{}: not opened", vm.name))?;
+        let id = path.add_attached(now, epoll, port, PortConfig::guest(&vm.name, policy_of(vm)))?;
+        path.set_limits(id, vm);
+        return Ok(());
+    }
     let device = device_of(vm, opened.access, charges::memory_is_limited());
     let port = VhostUserPort::without_socket(&device);
     let mut port = port.map_err(|e| format!("vm {}: {e}", vm.name))?;

@@ -40,16 +40,16 @@ fn every_thread_has_given_away_all_capabilities_and_is_filtered() {
 }
 
 #[test]
-fn the_broker_has_one_capability_and_ends_with_its_daemon_however_that_ends() {
+fn the_broker_has_two_capabilities_and_ends_with_its_daemon_however_that_ends() {
     let own = read_to_string("/proc/self/status").unwrap();
-    let net_admin = field(&own, "CapPrm") & 1 << 12; // linux/capability.h
+    let two = field(&own, "CapPrm") & (1 << 12 | 1 << 39); // CAP_NET_ADMIN, CAP_BPF
     for end in [Signal::SIGKILL, Signal::SIGTERM] {
         let dir = Dir::new();
         let host = Host::start(&dir, &dir.configure("metrics = \"off\"", &dir.vm("a", "")));
         let broker = host.broker().unwrap();
         let status = read_to_string(format!("/proc/{broker}/status")).unwrap();
         let of = |name| field(&status, name);
-        assert_eq!((of("CapPrm"), of("CapEff")), (net_admin, net_admin), "{status}");
+        assert_eq!((of("CapPrm"), of("CapEff")), (two, two), "{status}");
         assert_eq!((of("CapInh"), of("CapAmb")), (0, 0), "{status}");
         assert_eq!((of("NoNewPrivs"), of("Seccomp")), (1, 2), "{status}");
         // As a service manager does it, to all of them.

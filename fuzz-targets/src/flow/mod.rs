@@ -184,7 +184,7 @@ struct Conn {
 fn features(bits: u8) -> PortFeatures {
     let csum = bits & 1 == 0;
     let tso = csum && bits & 2 == 0;
-    PortFeatures { csum, tso4: tso, tso6: tso, ecn: tso && bits & 4 == 0 }
+    PortFeatures { csum, tso4: tso, tso6: tso, ecn: tso && bits & 4 == 0, uso: false }
 }
 
 impl Rest {

@@ -165,7 +165,7 @@ impl World<'_> {
         let host = &mut self.hosts[usize::from(self.nodes[g].host)];
         let Some(port) = host.ports.get(g).copied().flatten() else { return };
         let Offloads { csum, tso4, tso6, ecn } = self.plan.guests[g].offloads;
-        let features = PortFeatures { csum, tso4, tso6, ecn };
+        let features = PortFeatures { csum, tso4, tso6, ecn, uso: false };
         let engine = engines.get_mut(usize::from(host.index));
         if let (Some(engine), Some(turn)) = (engine, &mut host.turn) {
             turn.set_features(self.now, engine, port, up.then_some(features));

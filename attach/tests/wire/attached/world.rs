@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -75,8 +76,11 @@ pub(crate) fn run(program: &str, arguments: &str) {
 }
 
 impl World {
-    /// Runs a test in a world of its own, whose readers have these features.
+    /// Runs a test in a world of its own, whose readers have these features. One at a time: a
+    /// program that another one starts holds copies of all links for a moment.
     pub(crate) fn run(offloads: u64, limit: Duration, test: impl FnOnce(Self) + Send + 'static) {
+        static ONE: Mutex<()> = Mutex::new(());
+        let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         // The namespace is this thread's, and of the processes that it starts.
         let thread = thread::spawn(move || {
             unshare(CloneFlags::CLONE_NEWNET).unwrap();
@@ -98,11 +102,10 @@ impl World {
         Self { vm, network, area, view, daemon: None, left: None }
     }
 
-    /// The VM's tap comes anew, as a VMM that ended does it.
+    /// The VM's tap comes anew, by the same name, as a VMM that ended does it.
     pub(crate) fn restart_vmm(&mut self, offloads: u64) {
-        let network = self.network.file().try_clone().unwrap();
         drop(std::mem::replace(&mut self.vm, member("vm1", offloads)));
-        drop(network);
+        self.vm = member("vm0", offloads);
     }
 
     pub(crate) fn index(&self) -> u32 {

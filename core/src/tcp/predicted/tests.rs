@@ -134,7 +134,7 @@ impl<'m> Side<'m> {
         };
         engine.add_port(now, r).unwrap();
         engine.add_port(now, PortConfig::guest("guest", guest)).unwrap();
-        let features = PortFeatures { csum: true, tso4: true, tso6: true, ecn: true };
+        let features = PortFeatures { uso: false, ..PortFeatures::ALL };
         engine.set_port_features(now, UPLINK, Some(features));
         engine.set_port_features(now, GUEST, Some(features));
         let said = Vec::new();
@@ -407,7 +407,7 @@ impl<'m> Side<'m> {
                 self.engine.set_late(self.now, GUEST, late);
             }
             Step::RingReset => {
-                let features = PortFeatures { csum: true, tso4: true, tso6: true, ecn: true };
+                let features = PortFeatures { uso: false, ..PortFeatures::ALL };
                 self.engine.set_port_features(self.now, GUEST, None);
                 self.engine.set_port_features(self.now, GUEST, Some(features));
             }

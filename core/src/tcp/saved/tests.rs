@@ -215,10 +215,10 @@ fn an_image_that_is_refused_teaches_nothing() {
     has_no_mac(&mut other, Some(vec![others]));
     let refused = other.engine.import(other.now, GUEST, &image);
     assert_eq!(refused, Err(ImportError::Spoofed(DropReason::SpoofedIp)));
-    assert_eq!(other.engine.mac_of(GUEST), None);
+    assert_eq!(other.engine.known_mac(GUEST), None);
     has_no_mac(&mut other, None);
     assert_eq!(other.engine.import(other.now, GUEST, &image).map(|it| it.flows), Ok(1));
-    assert_eq!(other.engine.mac_of(GUEST), Some([2, 0, 0, 0, 0, 2]));
+    assert_eq!(other.engine.known_mac(GUEST), Some([2, 0, 0, 0, 0, 2]));
 }
 
 #[test]
@@ -229,9 +229,9 @@ fn flows_arrive_before_their_guest_is_announced_and_take_its_mac_from_nobody() {
     has_no_mac(&mut other, None);
     other.is_heard_at(UPLINK, 2); // the guest's last frame on the other host
     assert_eq!(other.engine.import(other.now, GUEST, &image).map(|it| it.flows), Ok(1));
-    assert_eq!(other.engine.mac_of(GUEST), None);
+    assert_eq!(other.engine.known_mac(GUEST), None);
     assert!(other.engine.handle_announcement(other.now, GUEST, [2, 0, 0, 0, 0, 2]));
-    assert_eq!(other.engine.mac_of(GUEST), Some([2, 0, 0, 0, 0, 2]));
+    assert_eq!(other.engine.known_mac(GUEST), Some([2, 0, 0, 0, 0, 2]));
 }
 
 /// A frame of the largest size would be cut into so many segments in one turn.

@@ -1,0 +1,356 @@
+//! The VM's end of an attached tap as a port: frames that the VM has sent are read from one of the
+//! daemon's taps, and frames for it are written there (`nightporter_attach`).
+//!
+//! The kernel takes every frame for the VM and drops it silently when the tap's queue is full. But
+//! the counters of the VM's tap move when its VMM reads a frame, not when it is sent. So the port
+//! knows what is queued, and has a window: the rest waits in the daemon, as for a full ring.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::fs::{self, File};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use nightporter_attach::area::{Plain, SLOTS, View};
+use nightporter_core::turn::{Received, Sent};
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
+
+use super::tap::TapPort;
+use crate::config::{UplinkConfig, UplinkKind, VmConfig};
+
+/// Frames and bytes that may lie in the tap's queue: a millisecond at 10 Gbit/s, after which the
+/// worker looks again.
+const WINDOW_FRAMES: usize = 64;
+/// See [`WINDOW_FRAMES`].
+const WINDOW_BYTES: usize = 2 << 20;
+/// From then on a frame may leave the window unread, one in each of [`FORGET`]: no counter tells of
+/// those that something before the queue has dropped, as a qdisc that limits the rate.
+const QUEUED_MAX: Duration = Duration::from_secs(1);
+/// A VM that stands has its queue full after a minute, and loses frames as by a tap alone.
+const FORGET: Duration = Duration::from_millis(60);
+/// The first of the links are those of the daemon's taps; the others are of the VM's.
+const LINKS_OF_OWN_TAPS: usize = 4;
+/// More than a counter's digits.
+const DIGITS_MAX: usize = 24;
+
+/// A slot of the area, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    number: u8,
+    taken: Slots,
+}
+
+/// The slots of the area that are taken.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Slots(Arc<Mutex<BTreeSet<u8>>>);
+
+impl Slots {
+    /// One that is free. `None`: no more taps can be attached.
+    pub(crate) fn take(&self) -> Option<Slot> {
+        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = (0..=u8::MAX).take(SLOTS).find(|slot| !taken.contains(slot))?;
+        taken.insert(number);
+        Some(Slot { number, taken: self.clone() })
+    }
+}
+
+impl Slot {
+    pub(crate) fn number(&self) -> u8 {
+        self.number
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.taken.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.number);
+    }
+}
+
+/// See the module doc.
+#[derive(Debug)]
+pub struct AttachedPort {
+    /// The programs are there as long as these are: dropped first, for frames are lost that are
+    /// turned to taps that have gone.
+    links: Vec<OwnedFd>,
+    from_vm: TapPort,
+    /// The other end of the wire, until the worker has a port for it.
+    to_net: Option<TapPort>,
+    vm: VmConfig,
+    /// The number of the VM's tap.
+    index: u32,
+    view: View,
+    slot: Slot,
+    window: Window,
+    /// The VM has sent something since it was last looked at.
+    has_sent: bool,
+    /// Frames wait for room.
+    waits: bool,
+}
+
+/// The parts of an attached tap.
+pub(crate) struct Parts {
+    pub(crate) index: u32,
+    pub(crate) from_vm: OwnedFd,
+    pub(crate) to_net: OwnedFd,
+    pub(crate) links: Vec<OwnedFd>,
+    pub(crate) view: View,
+    pub(crate) slot: Slot,
+}
+
+impl AttachedPort {
+    /// For the VM with this configuration, whose tap is called `tap`.
+    pub(crate) fn new(vm: &VmConfig, tap: &str, parts: Parts) -> Self {
+        let Parts { index, from_vm, to_net, links, view, slot } = parts;
+        let end = |fd: OwnedFd, name: String| {
+            let config = UplinkConfig {
+                name,
+                network: None,
+                kind: UplinkKind::Tap,
+                ifname: tap.to_owned(),
+                create: false,
+                bridge: None,
+            };
+            TapPort::of(File::from(fd), index, &config)
+        };
+        Self {
+            from_vm: end(from_vm, vm.name.clone()),
+            to_net: Some(end(to_net, net_name(&vm.name))),
+            links,
+            vm: vm.clone(),
+            index,
+            view,
+            slot,
+            window: Window::new(tap, index),
+            has_sent: false,
+            waits: false,
+        }
+    }
+
+    /// The VM's configuration when it was attached.
+    pub(crate) fn vm(&self) -> &VmConfig {
+        &self.vm
+    }
+
+    /// The number of the VM's tap.
+    pub(crate) fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// The descriptor to wait on.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.from_vm.fd()
+    }
+
+    /// The other end of the wire, for a port of its own.
+    pub(crate) fn take_end(&mut self) -> Option<TapPort> {
+        self.to_net.take()
+    }
+
+    /// The area that programs and worker share.
+    pub(crate) fn view(&self) -> View {
+        self.view
+    }
+
+    /// Frames that have passed plain, since the programs of any tap first had this slot.
+    pub(crate) fn plain(&self) -> Plain {
+        self.view.plain(self.slot.number().into())
+    }
+
+    /// The VM's tap is plain from now on; the port goes on giving back.
+    pub(crate) fn unlink(&mut self) {
+        self.links.truncate(LINKS_OF_OWN_TAPS);
+    }
+
+    /// Whether it is to be looked at again soon: no event says that the VM has made room.
+    pub(crate) fn is_polled(&self) -> bool {
+        self.waits
+    }
+
+    pub(super) fn receive(&mut self, buf: &mut [u8]) -> Received {
+        let received = self.from_vm.receive(buf);
+        self.has_sent |= matches!(received, Received::Frame(..));
+        received
+    }
+
+    pub(super) fn send(&mut self, hdr: &VirtioNetHdr, parts: &[&[u8]]) -> Sent {
+        let len = parts.iter().map(|part| part.len()).sum();
+        if !self.window.has_room() {
+            return Sent::Full;
+        }
+        let sent = self.from_vm.send(hdr, parts);
+        if sent == Sent::Done {
+            self.window.note_sent(len);
+        }
+        sent
+    }
+
+    /// Bytes of the longest frame up to `want` that there is room for.
+    pub(crate) fn room(&mut self, want: usize) -> usize {
+        if self.window.has_room() { want } else { 0 }
+    }
+
+    /// Whether the VM has shown life since the last call. `Some(true)`: and has taken all.
+    pub(crate) fn progress(&mut self) -> Option<bool> {
+        self.window.look();
+        let alive = std::mem::take(&mut self.has_sent) | std::mem::take(&mut self.window.has_moved);
+        alive.then_some(self.window.queued.is_empty())
+    }
+
+    pub(crate) fn wait_for_room(&mut self, waits: bool) {
+        self.waits = waits;
+    }
+}
+
+/// Behind the VM's name in that of the port at the network's end, which no VM can have.
+pub(crate) const NET: &str = "/net";
+
+/// The name of the port at the network's end.
+pub(crate) fn net_name(vm: &str) -> String {
+    format!("{vm}{NET}")
+}
+
+/// The frames in the queue of the VM's tap.
+#[derive(Debug)]
+struct Window {
+    /// Frames that the VMM has read, and those that were dropped. `None`: they cannot be read.
+    counters: Option<[File; 2]>,
+    /// At the last look.
+    counts: [u64; 2],
+    /// Lengths of the frames that are queued, and since when.
+    queued: VecDeque<(usize, Instant)>,
+    bytes: usize,
+    /// The last time that one left unread.
+    forgot_at: Option<Instant>,
+    has_moved: bool,
+}
+
+impl Window {
+    fn new(tap: &str, index: u32) -> Self {
+        let dir = format!("/sys/devices/virtual/net/{tap}");
+        let open = |name| File::open(format!("{dir}/statistics/{name}"));
+        // The directory may be another network namespace's.
+        let is_its = || fs::read_to_string(format!("{dir}/ifindex"));
+        let is_its = is_its().is_ok_and(|number| number.trim() == index.to_string());
+        let counters = match (is_its, open("tx_packets"), open("tx_dropped")) {
+            (true, Ok(packets), Ok(dropped)) => Some([packets, dropped]),
+            (is_its, packets, dropped) => {
+                let error = packets.and(dropped).err();
+                tracing::warn!(%tap, is_its, ?error, "no counters of the tap: it has no window");
+                None
+            }
+        };
+        let (counts, queued, bytes) = ([0; 2], VecDeque::new(), 0);
+        let mut window =
+            Self { counters, counts, queued, bytes, forgot_at: None, has_moved: false };
+        window.counts = window.read().unwrap_or_default();
+        window
+    }
+
+    fn read(&self) -> Option<[u64; 2]> {
+        let mut counts = [0; 2];
+        for (counter, count) in self.counters.as_ref()?.iter().zip(&mut counts) {
+            let mut digits = [0; DIGITS_MAX];
+            let len = counter.read_at(&mut digits, 0).ok()?;
+            *count = std::str::from_utf8(&digits[..len]).ok()?.trim().parse().ok()?;
+        }
+        Some(counts)
+    }
+
+    /// Frames that have left the queue since the last look are gone. There may be more of those
+    /// than we have sent: frames passed plain, or were cut for a reader without offloads.
+    fn look(&mut self) {
+        let Some(counts) = self.read() else {
+            self.queued.clear(); // nothing is known, or the tap has gone
+            self.bytes = 0;
+            return;
+        };
+        let [read, dropped] = [0, 1].map(|i| counts[i].wrapping_sub(self.counts[i]));
+        self.counts = counts;
+        self.has_moved |= read > 0;
+        let gone = usize::try_from(read.saturating_add(dropped)).unwrap_or(usize::MAX);
+        let gone = gone.min(self.queued.len());
+        self.bytes -= self.queued.drain(..gone).map(|(len, _)| len).sum::<usize>();
+        if self.forgot_at.is_none_or(|at| at.elapsed() >= FORGET)
+            && let Some((len, _)) = self.queued.pop_front_if(|it| it.1.elapsed() >= QUEUED_MAX)
+        {
+            self.bytes -= len;
+            self.forgot_at = Some(Instant::now());
+        }
+    }
+
+    fn is_open(&self) -> bool {
+        self.queued.len() < WINDOW_FRAMES && self.bytes < WINDOW_BYTES
+    }
+
+    fn has_room(&mut self) -> bool {
+        if !self.is_open() {
+            self.look();
+        }
+        self.is_open()
+    }
+
+    fn note_sent(&mut self, len: usize) {
+        if self.counters.is_some() {
+            self.queued.push_back((len, Instant::now()));
+            self.bytes += len;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_is_free_again_when_its_port_goes() {
+        let slots = Slots::default();
+        let all: Vec<_> = std::iter::from_fn(|| slots.take()).collect();
+        assert_eq!(all.len(), SLOTS);
+        drop(all);
+        assert_eq!(slots.take().unwrap().number(), 0);
+    }
+
+    #[test]
+    fn frames_wait_when_the_vmm_reads_none_and_go_on_when_it_does() {
+        let dir = std::env::temp_dir().join(format!("np-window-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let paths = ["packets", "dropped"].map(|name| dir.join(name));
+        let write = |counts: [u32; 2]| {
+            let both = paths.iter().zip(counts);
+            both.for_each(|(path, count)| std::fs::write(path, format!("{count}\n")).unwrap());
+        };
+        write([5, 7]);
+        let counters = paths.each_ref().map(|path| File::open(path).unwrap());
+        let (queued, bytes, forgot_at) = (VecDeque::new(), 0, None);
+        let (counters, counts, has_moved) = (Some(counters), [5, 7], false);
+        let mut window = Window { counters, counts, queued, bytes, forgot_at, has_moved };
+        for _ in 0..WINDOW_FRAMES {
+            assert!(window.has_room());
+            window.note_sent(100);
+        }
+        assert!(!window.has_room() && !window.has_moved);
+        write([5, 8]);
+        assert!(window.has_room() && !window.has_moved, "a frame was dropped, and none read");
+        write([14, 8]);
+        window.look();
+        assert!(window.has_moved);
+        assert_eq!((window.queued.len(), window.bytes), (WINDOW_FRAMES - 10, 5400));
+        write([1000, 8]); // others' frames count, too
+        window.look();
+        assert_eq!((window.queued.len(), window.bytes), (0, 0));
+        window.note_sent(WINDOW_BYTES);
+        assert!(!window.has_room(), "bytes count as well");
+        // No counter tells of a frame that was dropped before the queue.
+        window.queued[0].1 -= QUEUED_MAX;
+        assert!(window.has_room());
+        assert_eq!((window.queued.len(), window.bytes), (0, 0));
+        // One at a time.
+        window.note_sent(WINDOW_BYTES);
+        window.queued[0].1 -= QUEUED_MAX;
+        assert!(!window.has_room());
+        window.forgot_at = Some(Instant::now() - FORGET);
+        assert!(window.has_room());
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+}

@@ -1,0 +1,191 @@
+//! The data path's work for attached taps: whether frames have passed plain, queues without a
+//! notification, and detaching (`nightporter_attach`).
+
+use nightporter_attach::LINGER;
+use nightporter_attach::area::{Plain, View};
+use nightporter_core::port::{PortConfig, PortId};
+use nightporter_core::time::{Duration, Instant};
+use nix::sys::epoll::Epoll;
+
+use super::data_path::DataPath;
+use crate::port::attached::net_name;
+use crate::port::{Port, Wanted};
+use crate::token::Token;
+use crate::vhost::Source;
+
+/// How long a tap that is detached waits for connections that owe.
+const DETACH_MAX: Duration = Duration::from_secs(10);
+/// Between two looks at a tap that is being detached.
+pub(super) const DETACH_LOOK: Duration = Duration::from_millis(10);
+/// Between two lines of the log about frames that passed plain.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Attached taps.
+#[derive(Debug, Default)]
+pub(super) struct AttachedTaps {
+    view: Option<View>,
+    /// Their ports, and the counts of plain frames when they were last looked at.
+    list: Vec<(PortId, Plain)>,
+    logged_at: Option<Instant>,
+}
+
+/// How far a tap has been detached.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Detaching {
+    /// Its connections leave the path; until then at most.
+    Drains(Instant),
+    /// Those that still owed were reset, which both sides are told in this turn.
+    Tells,
+    /// It is plain. Until then what is still under way is given back.
+    GivesBack(Instant),
+}
+
+impl DataPath {
+    /// A VM with a tap comes; its port may be open or not.
+    pub(super) fn add_attached(
+        &mut self,
+        now: Instant,
+        epoll: &Epoll,
+        port: Port,
+        config: PortConfig,
+    ) -> Result<PortId, String> {
+        let name = config.name.clone();
+        let failed = |e| format!("{name}: {e:?}");
+        let config = config.on_wire(net_name(&name));
+        let id = self.add_port(now, epoll, port, config).map_err(failed)?;
+        self.settle_attached(now, epoll, id)?;
+        Ok(id)
+    }
+
+    /// Whether the VM with this name has a tap.
+    pub(super) fn has_tap(&self, vm: &str) -> bool {
+        let port = self.ports.find(vm).and_then(|id| self.engine.port_config(id));
+        port.is_some_and(|port| port.wire && port.is_guest())
+    }
+
+    /// The other end of the wire comes with a tap that was attached, and is known from now on.
+    pub(super) fn settle_attached(
+        &mut self,
+        now: Instant,
+        epoll: &Epoll,
+        id: PortId,
+    ) -> Result<(), String> {
+        self.forget_attached(now, epoll, id);
+        let name = self.ports.of(id).name.clone();
+        let Some(attached) = self.ports.of_mut(id).port.as_attached_mut() else { return Ok(()) };
+        self.attached.view = Some(attached.view());
+        self.attached.list.push((id, attached.plain()));
+        let Some(end) = attached.take_end() else { return Ok(()) };
+        let config = PortConfig::uplink(net_name(&name)).on_wire(net_name(&name));
+        let added = self.add_port(now, epoll, Port::Uplink(end), config);
+        added.map(drop).map_err(|e| format!("{name}: {e:?}"))
+    }
+
+    /// A tap has gone, or is about to be attached anew: so does the other end of its wire.
+    pub(super) fn forget_attached(&mut self, now: Instant, epoll: &Epoll, id: PortId) {
+        self.attached.list.retain(|(port, _)| *port != id);
+        let is_of = |token: &Token| *token == polled(id);
+        self.polled.forget(is_of);
+        if let Some(end) = self.ports.find(&net_name(&self.ports.of(id).name)) {
+            self.remove_port(now, epoll, end);
+        }
+    }
+
+    /// The VM's tap has gone: the VM has ended, or is restarted (LIFE-16).
+    pub(super) fn lose_attached(&mut self, now: Instant, epoll: &Epoll, id: PortId) {
+        if let Port::Lost(lost) = &self.ports.of(id).port
+            && matches!(lost.wanted, Wanted::Attached(_))
+        {
+            self.engine.handle_guest_gone(now, id);
+            self.forget_attached(now, epoll, id);
+        }
+    }
+
+    /// The worker is awake. Nothing is acknowledged before it knows what has passed plain.
+    pub(super) fn note_awake(&mut self, now: Instant) {
+        let Self { attached, ports, engine, .. } = self;
+        let Some(view) = attached.view else { return };
+        view.wake();
+        for (id, seen) in &mut attached.list {
+            let Some(port) = ports.of_mut(*id).port.as_attached_mut() else { continue };
+            let plain = port.plain();
+            if plain == *seen {
+                continue;
+            }
+            let frames = Plain {
+                from_vm: plain.from_vm.wrapping_sub(seen.from_vm),
+                from_net: plain.from_net.wrapping_sub(seen.from_net),
+            };
+            *seen = plain;
+            engine.handle_passed_plain(now, *id);
+            if attached.logged_at.is_none_or(|at| now.since(at) >= LOG_INTERVAL) {
+                attached.logged_at = Some(now);
+                let vm = &ports.of(*id).name;
+                let (from_vm, to_vm) = (frames.from_vm, frames.from_net);
+                tracing::warn!(
+                    vm,
+                    from_vm,
+                    to_vm,
+                    "frames passed the daemon by, because it was away: give the worker a core of \
+                     its own (daemon.cpu) or a priority (daemon.rt_priority)"
+                );
+            }
+        }
+    }
+
+    /// The worker is about to sleep, and has left no frame.
+    pub(super) fn note_rest(&self) {
+        self.attached.view.iter().for_each(View::wake);
+    }
+
+    /// Ports with frames that wait for room are looked at again soon.
+    pub(super) fn poll_attached(&mut self, now: Instant) {
+        for (id, _) in &self.attached.list {
+            let port = self.ports.of_mut(*id).port.as_attached_mut();
+            if port.is_some_and(|port| port.is_polled()) {
+                self.polled.add(now, polled(*id));
+            }
+        }
+    }
+
+    /// Goes on detaching a tap. `true`: nothing of it is under way any more. Nothing has to be done
+    /// for a VM without a tap.
+    pub(super) fn detach(&mut self, now: Instant, id: PortId, at: &mut Option<Detaching>) -> bool {
+        let Some(port) = self.ports.of_mut(id).port.as_attached_mut() else { return true };
+        let linger = Duration::from_secs(LINGER.as_secs());
+        match *at {
+            None => {
+                self.engine.drain(now, id);
+                *at = Some(Detaching::Drains(now + DETACH_MAX));
+            }
+            Some(Detaching::Drains(_)) if self.engine.is_drained(id) => {
+                port.unlink();
+                *at = Some(Detaching::GivesBack(now + linger));
+            }
+            Some(Detaching::Drains(until)) if now >= until => {
+                self.engine.handle_passed_plain(now, id);
+                *at = Some(Detaching::Tells);
+            }
+            Some(Detaching::Drains(_)) => {}
+            Some(Detaching::Tells) => {
+                port.unlink();
+                *at = Some(Detaching::GivesBack(now + linger));
+            }
+            Some(Detaching::GivesBack(until)) => return now >= until,
+        }
+        false
+    }
+
+    /// All taps are plain: the daemon ends. What was turned has been given back in the turn before.
+    pub(super) fn unlink_all(&mut self) {
+        for (id, _) in &self.attached.list {
+            let port = self.ports.of_mut(*id).port.as_attached_mut();
+            port.into_iter().for_each(|port| port.unlink());
+        }
+    }
+}
+
+/// A port whose room is looked at now and then.
+fn polled(id: PortId) -> Token {
+    Token::Guest(id.0, Source::Connection)
+}

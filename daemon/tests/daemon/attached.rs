@@ -1,0 +1,323 @@
+//! VMs whose taps are attached, in namespaces of the test's own: the test is the VMM, which holds
+//! the VM's tap, and the network, a tap in the same bridge. Needs root.
+
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::AsFd;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nightporter_api::Change;
+use nightporter_attach::tap::Tap;
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
+use nix::mount::{MsFlags, mount};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::Signal;
+
+use crate::host::{Dir, Host, LIMIT};
+use crate::segment::{ACK, End, PSH, RST, SYN, Seen, Segment, parse};
+use crate::uplinks::ip;
+
+/// Features of the VMM's reader (linux/if_tun.h): CSUM, TSO4, TSO6, ECN.
+const OFFLOADS: u64 = 0x0f;
+const G: End = End(1, 80);
+const R: End = End(9, 5000);
+/// Sequence numbers of R and G.
+const R_ISN: u32 = 0xffff_ff00;
+const G_ISN: u32 = 7000;
+const MSS: [u8; 4] = [2, 4, 5, 0xb4];
+
+/// The two taps of the test.
+struct Street {
+    vm: Tap,
+    network: Tap,
+}
+
+impl Street {
+    /// Runs a test in fresh namespaces, with its own view of the interfaces in /sys.
+    fn run(test: impl FnOnce(Self) + Send + 'static) {
+        let thread = thread::spawn(|| {
+            unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).unwrap();
+            mount(
+                None::<&str>,
+                "/",
+                None::<&str>,
+                MsFlags::MS_REC | MsFlags::MS_PRIVATE,
+                None::<&str>,
+            )
+            .unwrap();
+            mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), None::<&str>).unwrap();
+            ip("link add br0 type bridge stp_state 0 mcast_snooping 0");
+            is_silent("br0");
+            ip("link set br0 up");
+            test(Self { vm: member("vm0"), network: member("net0") });
+        });
+        thread.join().unwrap();
+    }
+
+    fn tap(&self, of: End) -> &Tap {
+        if of.0 == G.0 { &self.vm } else { &self.network }
+    }
+
+    fn sends_frame(&self, from: End, frame: &[u8]) {
+        let bytes = [&VirtioNetHdr::default().emit()[..], frame].concat();
+        self.tap(from).file().write_all(&bytes).unwrap();
+    }
+
+    fn sends(&self, from: End, to: End, segment: &Segment<'_>) {
+        self.sends_frame(from, &segment.frame(from, to));
+    }
+
+    /// The next frame at a side, if there is one in time.
+    fn next(&self, at: End, patience: Duration) -> Option<Vec<u8>> {
+        let (deadline, mut buffer) = (Instant::now() + patience, vec![0; 1 << 17]);
+        loop {
+            match self.tap(at).file().read(&mut buffer) {
+                Ok(len) => return Some(buffer[VirtioNetHdr::LEN..len].to_vec()),
+                Err(e) => assert_eq!(e.kind(), ErrorKind::WouldBlock, "{e}"),
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            let mut ready = [PollFd::new(self.tap(at).file().as_fd(), PollFlags::POLLIN)];
+            poll(&mut ready, PollTimeout::try_from(left).unwrap()).unwrap();
+        }
+    }
+
+    fn gets_frame(&self, at: End) -> Vec<u8> {
+        self.next(at, LIMIT).expect("a frame")
+    }
+
+    /// The next segment; sums of made frames may be unfinished toward the VM.
+    fn gets(&self, at: End) -> Seen {
+        parse(&self.gets_frame(at))
+    }
+
+    /// R opens a connection to G, and both know it.
+    fn connects(&self) {
+        let syn =
+            Segment { flags: SYN, seq: R_ISN, window: 60_000, options: &MSS, ..Segment::default() };
+        self.sends(R, G, &syn);
+        assert_eq!(self.gets(G).flags, SYN);
+        let syn_ack = Segment { flags: SYN | ACK, seq: G_ISN, ack: R_ISN.wrapping_add(1), ..syn };
+        self.sends(G, R, &syn_ack);
+        assert_eq!(self.gets(R).flags, SYN | ACK);
+        self.acknowledges(R);
+        assert_eq!(self.gets(G).flags, ACK);
+    }
+
+    /// A bare ACK of the other's handshake.
+    fn acknowledges(&self, from: End) {
+        let (seq, ack) = (R_ISN.wrapping_add(1), G_ISN + 1);
+        let segment = Segment { flags: ACK, seq, ack, window: 60_000, ..Segment::default() };
+        self.sends(from, G, &segment);
+    }
+
+    /// R sends bytes that begin so far behind its handshake.
+    fn uploads(&self, at: u32, payload: &[u8]) {
+        let seq = R_ISN.wrapping_add(1 + at);
+        let (flags, ack, window) = (ACK | PSH, G_ISN + 1, 60_000);
+        let segment = Segment { flags, seq, ack, window, options: &[], payload };
+        self.sends(R, G, &segment);
+    }
+}
+
+/// A tap in the bridge.
+fn member(name: &str) -> Tap {
+    let tap = Tap::of_vmm(name, OFFLOADS).unwrap();
+    is_silent(name);
+    ip(&format!("link set {name} master br0 up"));
+    tap
+}
+
+/// The host sends nothing of its own out of this interface.
+fn is_silent(name: &str) {
+    std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1").unwrap();
+}
+
+fn links() -> String {
+    let output = Command::new("ip").args(["-br", "link"]).output().unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Waits until this is so.
+fn until(is_so: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < LIMIT, "{}", links());
+    }
+}
+
+/// A frame that is no segment, with a number.
+fn echo(number: u16) -> Vec<u8> {
+    [&[0xff; 6][..], &G.mac(), &[0x88, 0xb5], &number.to_be_bytes(), &[0; 44]].concat()
+}
+
+fn vm() -> String {
+    "[[vm]]\nname = \"web1\"\ntap = \"vm0\"\nbudget = \"4M\"\n".into()
+}
+
+#[test]
+#[ignore = "needs root: it attaches taps"]
+fn an_attached_vm_is_acknowledged_for_and_gets_all_bytes_and_a_daemon_that_ends_is_a_plain_wire() {
+    Street::run(|street| {
+        let dir = Dir::new();
+        let host = Host::start(&dir, &dir.configure("metrics = \"off\"", &vm()));
+        host.until("web1", |port| port.link);
+        street.sends_frame(G, &echo(1));
+        assert_eq!(street.gets_frame(R), echo(1));
+        street.connects();
+        // The VM reads nothing, and R is acknowledged.
+        let payload = [7; 1000];
+        street.uploads(0, &payload);
+        let acknowledgement = street.gets(R);
+        assert_eq!(acknowledgement.ack, R_ISN.wrapping_add(1001), "{acknowledgement:?}");
+        // It reads them: nothing was lost.
+        let frame = street.gets_frame(G);
+        assert_eq!(frame[frame.len() - 1000..], payload);
+        let status = host.port("web1").vm.unwrap();
+        assert_eq!((status.owed_flows, status.held_bytes), (1, 1000), "{status:?}");
+        let (seq, ack) = (G_ISN + 1, R_ISN.wrapping_add(1001));
+        let segment = Segment { flags: ACK, seq, ack, window: 60_000, ..Segment::default() };
+        street.sends(G, R, &segment);
+        host.until("web1", |port| port.vm.as_ref().is_some_and(|vm| vm.owed_flows == 0));
+        // It is killed: the programs go with it.
+        host.signal(Signal::SIGKILL);
+        host.wait();
+        street.sends_frame(G, &echo(2));
+        while street.next(R, LIMIT).expect("a plain wire") != echo(2) {}
+        street.uploads(1000, &payload);
+        assert_eq!(street.gets(G).payload, payload);
+        // The next one attaches it again. It knows nothing of the connection, which goes on.
+        let host = Host::start(&dir, &dir.join("np.toml"));
+        host.until("web1", |port| port.link);
+        street.uploads(2000, &payload);
+        assert_eq!(street.gets(G).payload, payload);
+        assert_eq!(host.port("web1").vm.unwrap().owed_flows, 0);
+    });
+}
+
+#[test]
+#[ignore = "needs root: it attaches taps"]
+fn a_daemon_that_stands_is_passed_by_and_what_it_owed_is_reset_on_both_sides() {
+    Street::run(|street| {
+        let dir = Dir::new();
+        let host = Host::start(&dir, &dir.configure("metrics = \"off\"", &vm()));
+        host.until("web1", |port| port.link);
+        street.sends_frame(G, &echo(7)); // which shows its MAC
+        street.gets_frame(R);
+        street.connects();
+        street.uploads(0, &[7; 1000]);
+        assert_eq!(street.gets(R).ack, R_ISN.wrapping_add(1001));
+        host.signal(Signal::SIGSTOP);
+        // Frames go the plain way after the limit, and none is lost: the first come later.
+        let (mut sent, mut came) = (0, Vec::new());
+        let started = Instant::now();
+        while came.is_empty() {
+            assert!(started.elapsed() < LIMIT, "nothing passes");
+            street.sends_frame(G, &echo(sent));
+            sent += 1;
+            came.extend(street.next(R, Duration::from_millis(1)));
+        }
+        assert!(started.elapsed() > Duration::from_millis(50), "before the limit");
+        host.signal(Signal::SIGCONT);
+        let mut resets = 0;
+        while came.len() < usize::from(sent) || resets == 0 {
+            let frame = street.gets_frame(R);
+            if frame[12..14] == [8, 0] {
+                let seen = parse(&frame);
+                assert_ne!(seen.flags & RST, 0, "{seen:?}");
+                resets += 1;
+            } else {
+                came.push(frame);
+            }
+        }
+        let mut numbers: Vec<_> = came.iter().map(|frame| [frame[14], frame[15]]).collect();
+        numbers.sort_unstable();
+        let all: Vec<_> = (0..sent).map(u16::to_be_bytes).collect();
+        assert_eq!(numbers, all, "each once");
+        let reset = |frame: &[u8]| frame[12..14] == [8, 0] && frame[47] & RST != 0;
+        while !reset(&street.gets_frame(G)) {}
+        street.sends_frame(G, &echo(9999));
+        assert_eq!(street.gets_frame(R), echo(9999));
+    });
+}
+
+#[test]
+#[ignore = "needs root: it attaches taps"]
+fn a_tap_is_attached_and_detached_amid_a_connection_which_goes_on() {
+    Street::run(|street| {
+        let dir = Dir::new();
+        let host = Host::start(&dir, &dir.configure("metrics = \"off\"\ntaps = [\"vm*\"]", ""));
+        street.connects();
+        let keys = |tap: &str| {
+            BTreeMap::from([
+                ("tap".to_owned(), tap.to_owned()),
+                ("budget".to_owned(), "4M".to_owned()),
+            ])
+        };
+        let (what, fix) = host.refuses(Change::AddVm { name: "web1".into(), keys: keys("net0") });
+        assert!(what.contains("does not allow to attach net0"), "{what}: {fix}");
+        let (what, fix) = host.refuses(Change::AddVm { name: "web1".into(), keys: keys("vm9") });
+        assert!(what.contains("no interface vm9") && fix.contains("start the VM"), "{what}: {fix}");
+        for round in 0..3 {
+            host.change(Change::AddVm { name: "web1".into(), keys: keys("vm0") });
+            let payload = [round; 500];
+            street.uploads(u32::from(round) * 1000, &payload);
+            assert_eq!(street.gets(G).payload, payload, "an old connection passes");
+            host.change(Change::RemoveVm { name: "web1".into() });
+            street.uploads(u32::from(round) * 1000 + 500, &payload);
+            assert_eq!(street.gets(G).payload, payload);
+            street.sends_frame(G, &echo(round.into()));
+            assert_eq!(street.gets_frame(R), echo(round.into()));
+        }
+        assert!(host.names().is_empty(), "{:?}", host.names());
+        // They are closed behind the worker.
+        until(|| !links().contains("npv") && !links().contains("npn"));
+    });
+}
+
+#[test]
+#[ignore = "needs root: it attaches taps"]
+fn a_vm_that_reads_nothing_has_a_window_and_gets_all_frames_later() {
+    Street::run(|street| {
+        let dir = Dir::new();
+        let host = Host::start(&dir, &dir.configure("metrics = \"off\"", &vm()));
+        host.until("web1", |port| port.link);
+        ip("link set vm0 txqueuelen 200");
+        let all = 400;
+        (0..all).for_each(|number| {
+            street.sends_frame(R, &echo(number));
+            // As fast as they are taken, so that no queue on the way is too short.
+            while host.port("web1/net").frames_from_port < u64::from(number) + 1 {}
+        });
+        for number in 0..all {
+            assert_eq!(street.gets_frame(G), echo(number));
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root: it attaches taps"]
+fn a_tap_that_goes_and_comes_back_is_attached_again() {
+    Street::run(|street| {
+        let Street { vm: old, network } = street;
+        let dir = Dir::new();
+        let host = Host::start(&dir, &dir.configure("metrics = \"off\"", &vm()));
+        host.until("web1", |port| port.link);
+        let descriptors = host.descriptors();
+        drop(old);
+        host.until("web1", |port| !port.link);
+        let street = Street { vm: member("vm0"), network };
+        host.until("web1", |port| port.link);
+        street.sends_frame(G, &echo(1));
+        assert_eq!(street.gets_frame(R), echo(1));
+        street.connects();
+        street.uploads(0, &[7; 1000]);
+        assert_eq!(street.gets(R).ack, R_ISN.wrapping_add(1001));
+        until(|| host.descriptors() <= descriptors);
+    });
+}
