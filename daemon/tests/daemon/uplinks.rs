@@ -115,7 +115,7 @@ fn an_uplink_that_cannot_be_opened_says_what_to_do() {
         assert!(busy.starts_with("uplink lan: np1 is in use by another process"), "{busy}");
         ip("link add np2 type veth peer name np2-peer");
         let other = message(&uplink(UplinkKind::Tap, "np2"));
-        assert!(other.contains("np2 exists and is not a single-queue tap"), "{other}");
+        assert!(other.contains("np2 is there, and is no tap"), "{other}");
         let bridge = UplinkConfig { bridge: Some("br9".into()), ..uplink(UplinkKind::Tap, "np3") };
         let bridge = message(&bridge);
         assert!(bridge.contains("fix: ip link add br9 type bridge"), "{bridge}");
