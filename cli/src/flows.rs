@@ -61,7 +61,7 @@ enum Key {
 /// Shows connections.
 pub(crate) fn show(client: &mut Client, json: bool, options: &Options) -> Result<()> {
     loop {
-        let mut flows = all(client, options.vm.as_deref())?;
+        let mut flows = first(client, options.vm.as_deref(), usize::MAX)?;
         options.select(&mut flows, json);
         let again = options.watch.filter(|_| !json);
         print(json, &flows, |out| {
@@ -95,11 +95,11 @@ impl Options {
     }
 }
 
-/// All pages of the list.
-fn all(client: &mut Client, vm: Option<&str>) -> Result<Vec<FlowInfo>> {
+/// Connections of all VMs, or of one: as many pages as have the first `most` of them.
+pub(crate) fn first(client: &mut Client, vm: Option<&str>, most: usize) -> Result<Vec<FlowInfo>> {
     let mut all = Vec::new();
     let mut from = Some(0);
-    while let Some(at) = from {
+    while let Some(at) = from.filter(|_| all.len() < most) {
         match client.ask(&Request::Flows { vm: vm.map(Into::into), from: at })? {
             Reply::Flows(page) => {
                 all.extend(page.flows);

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use clap::Args;
-use nightporter_api::{FlowInfo, Reply, Request};
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -21,7 +20,7 @@ use ratatui::widgets::{Cell, Paragraph, Row, Table, TableState};
 
 use self::rows::{FLOW_COLUMNS, Lines, Looks, VM_COLUMNS};
 use crate::client::Client;
-use crate::{status, unexpected};
+use crate::{flows, status};
 
 /// Connections that are looked at for a picture: 20 answers of the daemon.
 const FLOWS_MAX: usize = 2_000;
@@ -66,8 +65,11 @@ pub(crate) fn top(client: &mut Client, options: Options) -> Result<()> {
             if next <= Instant::now() {
                 next = Instant::now() + delay;
                 if !top.is_paused {
-                    let flows =
-                        if top.shows_flows { flows(client, top.vm.as_deref())? } else { vec![] };
+                    let flows = if top.shows_flows {
+                        flows::first(client, top.vm.as_deref(), FLOWS_MAX)?
+                    } else {
+                        vec![]
+                    };
                     looks.take(Instant::now(), status(client)?, flows);
                 }
             }
@@ -83,21 +85,6 @@ pub(crate) fn top(client: &mut Client, options: Options) -> Result<()> {
         }
         Ok(())
     })
-}
-
-/// The first connections of all VMs, or of one.
-fn flows(client: &mut Client, vm: Option<&str>) -> Result<Vec<FlowInfo>> {
-    let (mut all, mut from) = (Vec::new(), Some(0));
-    while let Some(at) = from.filter(|_| all.len() < FLOWS_MAX) {
-        match client.ask(&Request::Flows { vm: vm.map(Into::into), from: at })? {
-            Reply::Flows(page) => {
-                all.extend(page.flows);
-                from = page.next;
-            }
-            other => return unexpected(&other),
-        }
-    }
-    Ok(all)
 }
 
 /// The view: its lines, their order, and the line that is selected.

@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use nightporter_api::{Histogram, PortStatus, Status, VmStatus};
+use nightporter_api::{FlowInfo, Histogram, PortStatus, Status, VmStatus};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
