@@ -127,7 +127,7 @@ impl Boosting {
 
     /// From now on this one boosts. Waits until everything is paid back, so that no path has the
     /// debts of the one before.
-    pub(crate) fn select(&self, source: Source) -> Result<()> {
+    pub(crate) fn select(&mut self, source: Source) -> Result<()> {
         *self.shared.source.lock().unwrap_or_else(PoisonError::into_inner) = Source::None;
         let begin = Instant::now();
         let settled = || {
@@ -135,6 +135,7 @@ impl Boosting {
             at == Duration::ZERO || self.shared.began.elapsed() > at + SETTLED
         };
         while !settled() || self.accounts().iter().any(|it| it.unpaid_us > 0) {
+            self.booster.check_alive()?; // it ends when it or its watcher stood for 50 ms
             ensure!(begin.elapsed() < LIMIT, "a guest does not pay back: {:?}", self.accounts());
             thread::sleep(Duration::from_millis(5)); // polls two conditions
         }

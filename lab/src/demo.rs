@@ -478,7 +478,7 @@ impl Lab {
 
     /// Turns the offloads on or off, the guest's flood and boost, as the path needs it.
     pub(crate) fn select(&mut self, path: NetPath) -> Result<()> {
-        if let Some(boosting) = &self.boosting {
+        if let Some(boosting) = &mut self.boosting {
             boosting.select(match path {
                 NetPath::TapBoost => Source::Tap,
                 path if path.is_boosted() => Source::Daemon,
