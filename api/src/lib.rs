@@ -82,6 +82,9 @@ pub struct Plan {
     /// Changes that only a restart can make: a command with one is refused, and a reload leaves
     /// them for the restart.
     pub needs_restart: Vec<String>,
+    /// The section of a configuration file for the VM that is added.
+    #[serde(default)]
+    pub section: Option<String>,
     /// It has been done.
     pub done: bool,
 }

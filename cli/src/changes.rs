@@ -1,13 +1,14 @@
 //! The commands that add, change and remove ports, and the reload.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
-use nightporter_api::{Change, Plan, Reply, Request};
+use nightporter_api::{Change, Plan, PortStatus, Reply, Request};
 
 use super::{Client, print, status, unexpected};
 
@@ -25,14 +26,19 @@ pub(crate) struct Dry {
 /// The changes of `nightporter vm`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum OfVm {
-    /// Adds a VM: `vm add web3 mac=52:54:00:00:00:03 budget=128M`. It is not written into the
-    /// configuration file: a restart forgets the VM, a reload keeps it.
+    /// Adds a VM: `vm add web3 mac=52:54:00:00:00:03 budget=128M`. Without --save it is not written
+    /// into a file: a restart forgets the VM, a reload keeps it.
     Add {
         /// The name of the VM.
         name: String,
         /// Keys as in [[vm]] of the configuration file.
         #[arg(value_name = "KEY=VALUE", value_parser = key_value)]
         keys: Vec<(String, String)>,
+        /// Write the VM into a file of its own in DIR, `conf.d` beside the daemon's configuration
+        /// file, and reload that. Needs the right to write there.
+        #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true,
+              default_missing_value = "/etc/nightporter/conf.d", conflicts_with = "dry_run")]
+        save: Option<PathBuf>,
         #[command(flatten)]
         dry: Dry,
     },
@@ -102,7 +108,7 @@ impl OfVm {
     /// A key is given twice.
     pub(crate) fn as_change(&self) -> Result<(Change, Dry)> {
         Ok(match self {
-            Self::Add { name, keys, dry } => {
+            Self::Add { name, keys, dry, save: _ } => {
                 (Change::AddVm { name: name.clone(), keys: map(keys)? }, *dry)
             }
             Self::Set { name, keys, dry } => {
@@ -110,6 +116,16 @@ impl OfVm {
             }
             Self::Remove { name, dry } => (Change::RemoveVm { name: name.clone() }, *dry),
         })
+    }
+}
+
+impl OfVm {
+    /// The name of a VM that is added, and the directory in which it is saved.
+    pub(crate) fn saved(&self) -> Option<(&str, &Path)> {
+        match self {
+            Self::Add { name, save: Some(dir), .. } => Some((name, dir)),
+            _ => None,
+        }
     }
 }
 
@@ -133,6 +149,47 @@ impl Dry {
     pub(crate) fn as_change(self) -> (Change, Self) {
         (Change::Reload {}, self)
     }
+}
+
+/// Adds a VM by a file of its own, and a reload: the daemon itself writes no configuration.
+///
+/// # Errors
+/// The VM cannot be, or not be written, or the daemon does not read it there: then there is no
+/// file.
+pub(crate) fn save(
+    connect: impl Fn() -> Result<Client>,
+    control: &Path,
+    json: bool,
+    (name, dir): (&str, &Path),
+    change: Change,
+) -> Result<()> {
+    let mut client = connect()?;
+    client.wait_for(LIMIT)?;
+    let section = match client.ask(&Request::Change { change, dry_run: true })? {
+        Reply::Plan(Plan { section: Some(section), .. }) => section,
+        other => return unexpected(&other),
+    };
+    let path = dir.join(format!("{name}.toml"));
+    let fix = "write there as root, or give the directory: --save=DIR";
+    std::fs::create_dir_all(dir).with_context(|| format!("{}\n    fix: {fix}", dir.display()))?;
+    let written = File::create_new(&path).and_then(|mut file| file.write_all(section.as_bytes()));
+    written.with_context(|| format!("{}\n    fix: {fix}", path.display()))?;
+    let reloaded = self::change(client, control, json, Dry { dry_run: false }.as_change());
+    let is_there = reloaded.and_then(|()| {
+        let is_it = |port: &PortStatus| port.name == name && port.vm.is_some();
+        if status(&mut connect()?)?.ports.iter().any(is_it) {
+            return Ok(());
+        }
+        bail!(
+            "{} was not read: the configuration file is elsewhere\n    fix: --save=DIR/conf.d, \
+             where DIR is that of nightporterd's --config",
+            path.display()
+        )
+    });
+    if is_there.is_err() {
+        let _ = std::fs::remove_file(&path);
+    }
+    is_there
 }
 
 /// Asks for a change, and shows the steps that were or would be done. The daemon may allocate

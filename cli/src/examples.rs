@@ -77,6 +77,7 @@ const EXAMPLES: &[(&str, &[Example])] = &[
         "vm add",
         &[
             ("vm add web3 mac=52:54:00:00:00:03 budget=128M", "A VM comes."),
+            ("vm add web3 --save", "In a file of its own, so that it is there after a restart."),
             ("vm add web3 --dry-run", "Whether it could."),
         ],
     ),

@@ -185,9 +185,13 @@ fn run(arguments: &Arguments) -> Result<()> {
         Command::RateLimit(of) => done(&mut connect()?, &of.read()?),
         Command::Vm(OfVm::List(options)) => vms::list(&mut connect()?, json, *options),
         Command::Vm(OfVm::Show { name }) => vms::show(&mut connect()?, json, name),
-        Command::Vm(OfVm::Change(of)) => {
-            changes::change(connect()?, &arguments.control, json, of.as_change()?)
-        }
+        Command::Vm(OfVm::Change(of)) => match of.saved() {
+            Some(saved) => {
+                let (change, _) = of.as_change()?;
+                changes::save(connect, &arguments.control, json, saved, change)
+            }
+            None => changes::change(connect()?, &arguments.control, json, of.as_change()?),
+        },
         Command::Uplink(of) => {
             changes::change(connect()?, &arguments.control, json, of.as_change()?)
         }

@@ -42,6 +42,7 @@ const CALLS_OF_BROKER: &[libc::c_long] = &[
     libc::SYS_fstat,
     libc::SYS_newfstatat,
     libc::SYS_statx,
+    libc::SYS_getdents64, // of conf.d
     libc::SYS_getsockname,
 ];
 

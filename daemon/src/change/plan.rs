@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::config::keys::{Keys, differences};
+use crate::config::keys::{Keys, differences, quoted};
 use crate::config::{Config, OverlayConfig, RegistryConfig, ToeConfig, UplinkConfig, VmConfig};
 use crate::worker::steps::Step;
 
@@ -25,6 +25,8 @@ pub struct Plan {
     pub lines: Vec<String>,
     /// Changes that cannot be made while the daemon runs.
     pub needs_restart: Vec<String>,
+    /// The VM that comes last, as it is written in a file.
+    pub section: Option<String>,
     /// The parts of the configuration that these are of.
     pub(super) waiting: BTreeSet<Part>,
 }
@@ -83,6 +85,7 @@ impl Plan {
         for vm in wanted.vms.iter().filter(|vm| !vms_now.contains_key(vm.name.as_str())) {
             let default = VmConfig::of(&vm.name, &BTreeMap::new()).map(|vm| vm.keys());
             let given = default.map_or_else(|_| vm.keys(), |default| given(&default, vm.keys()));
+            plan.section = Some(section(&vm.name, &given));
             plan.add(Step::AddVm(Box::new(vm.clone())), &vm.name, given);
         }
         if now.daemon.log != wanted.daemon.log {
@@ -296,6 +299,13 @@ impl Plan {
         self.lines.push(format!("+ {kind} {name}{colon}{}", keys.join(", ")));
         self.steps.push(step);
     }
+}
+
+/// A section of the configuration file.
+fn section(name: &str, keys: &Keys) -> String {
+    let keys = keys.iter().filter(|(key, _)| *key != "name");
+    let lines = keys.filter_map(|(key, value)| Some(format!("{key} = {}\n", value.as_ref()?)));
+    format!("[[vm]]\nname = {}\n{}", quoted(name), lines.collect::<String>())
 }
 
 /// The keys that differ from the default.

@@ -22,7 +22,7 @@ pub fn differences(before: &Keys, now: &Keys) -> Vec<(&'static str, String, Stri
 }
 
 /// A string of TOML (toml.io, "Basic strings").
-pub(super) fn quoted(value: impl Display) -> String {
+pub(crate) fn quoted(value: impl Display) -> String {
     let mut text = String::from("\"");
     for c in value.to_string().chars() {
         // Writing to a String cannot fail.

@@ -5,6 +5,7 @@
 //! `parse` module.
 
 mod boost;
+pub(crate) mod conf_dir;
 pub mod keys;
 pub mod overlay;
 mod parse;
@@ -31,6 +32,7 @@ use nightporter_core::limits::{
 use nightporter_core::port::Local;
 use nightporter_registry::Station;
 
+use conf_dir::Texts;
 pub use overlay::OverlayConfig;
 pub(crate) use parse::is_ifname;
 pub use reader::{Problem, Problems};
@@ -351,23 +353,14 @@ impl Source {
 }
 
 impl Config {
-    /// Reads and checks `path`. `overrides` are `[daemon]` keys from the command line, by name.
+    /// Reads and checks `path`, and the files in `conf.d` beside it. `overrides` are `[daemon]`
+    /// keys from the command line, by name.
     ///
     /// Errors: all [`Problems`] found, or one that says why the file cannot be read.
     pub fn load(path: &Path, overrides: &BTreeMap<String, String>) -> Result<Self, Problems> {
-        let file = path.display().to_string();
-        match std::fs::read_to_string(path) {
-            Ok(text) => Self::parse(&file, &text, overrides),
-            Err(e) => Err(Problems {
-                file,
-                list: vec![Problem {
-                    place: reader::Place::Line(1),
-                    key: String::new(),
-                    what: format!("cannot read the file: {e}"),
-                    fix: "give the path of a readable file: nightporterd --config FILE".into(),
-                }],
-            }),
-        }
+        let texts = Texts::read(path)?;
+        let config = Self::parse(&path.display().to_string(), &texts.text, overrides);
+        config.map_err(|problems| texts.locate(problems))
     }
 
     /// Checks `text`; `file` is only its name in messages. Errors as [`Self::load`].

@@ -40,6 +40,8 @@ impl Problem {
 pub enum Place {
     /// A line of the file, counted from 1.
     Line(usize),
+    /// A line of a file in `conf.d`.
+    Beside(String, usize),
     /// `--set KEY=VALUE` on the daemon's command line, or `KEY=VALUE` of a command.
     Flag(String),
 }
@@ -61,6 +63,7 @@ impl fmt::Display for Problems {
             }
             match &p.place {
                 Place::Line(line) => write!(f, "{}:{line}: ", self.file)?,
+                Place::Beside(file, line) => write!(f, "{file}:{line}: ")?,
                 Place::Flag(flag) => write!(f, "{}: ", Plain(flag))?,
             }
             if !p.key.is_empty() {

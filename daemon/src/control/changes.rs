@@ -261,6 +261,7 @@ fn plan(prepared: &Prepared, done: bool) -> Reply {
     Reply::Plan(Plan {
         steps: prepared.plan.lines.clone(),
         needs_restart: prepared.plan.needs_restart.clone(),
+        section: prepared.plan.section.clone(),
         done,
     })
 }

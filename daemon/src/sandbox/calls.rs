@@ -41,6 +41,7 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_fstat,
     libc::SYS_newfstatat,
     libc::SYS_statx,
+    libc::SYS_getdents64, // of conf.d
     libc::SYS_unlink,
     libc::SYS_mkdir,
     libc::SYS_flock, // whose file is closed

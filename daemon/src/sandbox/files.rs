@@ -10,7 +10,7 @@ use landlock::{
     PathFd, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
 
-use crate::config::{Config, RegistryConfig, ToeConfig};
+use crate::config::{Config, conf_dir, RegistryConfig, ToeConfig};
 use crate::errors::{StartError, error};
 
 /// The rights that are restricted. Kernels that know fewer restrict fewer; later ones know more,
@@ -79,8 +79,8 @@ pub(super) fn of_daemon(path: &Path, config: &Config, dirs: &[PathBuf]) -> Vec<P
     let of_ucx = UCX_PLACES.iter().filter(|_| has_ucx);
     let of_ucx = of_ucx.map(|place| (place.into(), read | AccessFs::ReadDir));
     let adapters = has_ucx.then(|| ("/dev/infiniband".into(), read | write | AccessFs::IoctlDev));
-    let all = dirs.chain(of_configuration(path)).chain(certificates).chain([mtus, threads]);
-    all.chain(of_ucx).chain(adapters).collect()
+    let files = of_configuration(path).chain(certificates).chain([listed(path)]);
+    dirs.chain(files).chain([mtus, threads]).chain(of_ucx).chain(adapters).collect()
 }
 
 /// Of the broker.
@@ -88,7 +88,13 @@ pub(crate) fn of_broker(path: &Path, has_macvtap: bool) -> Vec<Place> {
     let device = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::IoctlDev;
     // The /dev/tapN of a macvtap may come, and come back, with another number.
     let devices = if has_macvtap { "/dev" } else { "/dev/net/tun" };
-    of_configuration(path).chain([(devices.into(), device)]).collect()
+    of_configuration(path).chain([listed(path), (devices.into(), device)]).collect()
+}
+
+/// `conf.d` is listed, and its files are read. The place is the directory above, for `conf.d` may
+/// come later than the daemon.
+fn listed(path: &Path) -> Place {
+    (conf_dir::of_file(path).to_owned(), AccessFs::ReadFile | AccessFs::ReadDir)
 }
 
 /// An editor puts another file in the file's place, so the place is its directory, and that of its

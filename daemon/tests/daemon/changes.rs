@@ -224,6 +224,29 @@ fn a_reload_does_what_the_file_says_and_leaves_what_commands_added() {
 }
 
 #[test]
+fn a_vm_is_written_as_it_was_added_and_a_reload_reads_it_in_a_file_of_its_own() {
+    let dir = Dir::new();
+    let config = dir.configure("metrics = \"off\"", &dir.vm("a", ""));
+    let host = Host::start(&dir, &config);
+    let added = add(&dir, "b", &[("ips", "192.0.2.3,2001:db8::3"), ("isolated", "true")]);
+    let Reply::Plan(plan) = host.ask(&Request::Change { change: added, dry_run: true }) else {
+        panic!("no plan")
+    };
+    let section = plan.section.unwrap();
+    assert!(section.starts_with("[[vm]]\nname = \"b\"\n"), "{section}");
+    assert!(section.contains("ips = [\"192.0.2.3\", \"2001:db8::3\"]\n"), "{section}");
+    // The directory comes later than the daemon.
+    std::fs::create_dir(dir.join("conf.d")).unwrap();
+    std::fs::write(dir.join("conf.d/b.toml"), section).unwrap();
+    assert!(host.change(Change::Reload {}).done);
+    assert_eq!(host.names(), ["a", "b"]);
+    assert_eq!(host.port("b").keys.get("isolated").map(String::as_str), Some("true"));
+    std::fs::remove_file(dir.join("conf.d/b.toml")).unwrap();
+    assert!(host.change(Change::Reload {}).done);
+    assert_eq!(host.names(), ["a"]);
+}
+
+#[test]
 fn a_reload_does_what_can_be_done_and_names_what_waits_for_a_restart() {
     let dir = Dir::new();
     let config = dir.configure("metrics = \"off\"", &dir.vm("a", ""));
