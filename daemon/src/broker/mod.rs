@@ -86,8 +86,8 @@ impl Broker {
     pub fn open(&self, uplink: &UplinkConfig) -> Result<(File, u32), OpenError> {
         let given = self.ask(&to_open(uplink), &[]).and_then(|it| it.ok_or_else(gone));
         let no = |Refusal { what, fix, is_busy, is_final }| {
-            let name = uplink.name.clone();
-            OpenError { name, what, fix, is_busy, is_final }
+            let port = format!("uplink {}", uplink.name);
+            OpenError { port, what, fix, is_busy, is_final }
         };
         given.map(|Given { fd, index, .. }| (fd.into(), index)).map_err(no)
     }
@@ -105,7 +105,7 @@ impl Broker {
     ) -> Result<(u32, OwnedFd, Vec<OwnedFd>), OpenError> {
         let given = self.ask(&to_attach(tap, slot), &[]).and_then(|it| it.ok_or_else(gone));
         let no = |Refusal { what, fix, is_busy, is_final }| OpenError {
-            name: vm.to_owned(),
+            port: format!("vm {vm}"),
             what,
             fix,
             is_busy,

@@ -16,9 +16,10 @@ use crate::tap_address;
 
 /// Why an uplink could not be opened. The text says what to do.
 #[derive(Debug, thiserror::Error)]
-#[error("uplink {name}: {what}\n    fix: {fix}")]
+#[error("{port}: {what}\n    fix: {fix}")]
 pub struct OpenError {
-    pub(crate) name: String,
+    /// "uplink lan", "vm web1".
+    pub(crate) port: String,
     pub(crate) what: String,
     pub(crate) fix: String,
     /// Another process has it, or this one, for an uplink that has just gone.
@@ -30,7 +31,8 @@ pub struct OpenError {
 impl OpenError {
     /// One that may go by itself.
     fn of(config: &UplinkConfig, what: String, fix: String) -> Self {
-        Self { name: config.name.clone(), what, fix, is_busy: false, is_final: false }
+        let port = format!("uplink {}", config.name);
+        Self { port, what, fix, is_busy: false, is_final: false }
     }
 
     /// Without the fix.

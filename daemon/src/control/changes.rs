@@ -171,6 +171,7 @@ impl Control {
         let comes = match step {
             Step::AddUplink(uplink) => Some(&uplink.name),
             Step::AddOverlay(overlay) => Some(&overlay.name),
+            Step::AddVm(vm) if vm.tap.is_some() => Some(&vm.name),
             _ => None,
         };
         match result {
@@ -206,7 +207,7 @@ impl Control {
                 _ => {}
             }
             match step {
-                Step::RemoveUplink(name) | Step::RemoveOverlay(name) => {
+                Step::RemoveUplink(name) | Step::RemoveOverlay(name) | Step::RemoveVm(name) => {
                     self.interfaces.remove(name);
                 }
                 Step::SetOverlay(overlay) => self.interfaces.set(overlay),

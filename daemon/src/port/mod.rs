@@ -155,8 +155,11 @@ impl Port {
     /// Whether a VM is behind it, or can come: its socket exists.
     #[must_use]
     pub fn listens(&self) -> bool {
-        matches!(self, Self::Attached(_))
-            || matches!(self, Self::Guest(guest) if guest.port.listens())
+        match self {
+            Self::Guest(guest) => guest.port.listens(),
+            Self::Lost(lost) => matches!(lost.wanted, Wanted::Attached(_)),
+            _ => matches!(self, Self::Attached(_)),
+        }
     }
 
     /// The guest has posted a receive buffer, as far as the daemon sees; true of all but guests.
