@@ -15,8 +15,8 @@ PACKAGES_TSHARK := tshark
 PACKAGES_PROMETHEUS := prometheus
 PACKAGES_PACKAGE := mmdebstrap systemd-container
 
-# The cases of `make demo`: two by default, or the one that the variables give.
-DEMO := $(if $(SCHED),--sched $(SCHED)) $(if $(LINK),--link $(LINK)) $(if $(FULL),--full)
+# The case of `make demo` that the variables give; without one, its short form.
+DEMO := $(or $(strip $(if $(SCHED),--sched $(SCHED)) $(if $(LINK),--link $(LINK)) $(if $(FULL),--full)),--short)
 
 SEEDS ?= 500
 SAMPLE ?= 1000
@@ -27,7 +27,7 @@ HOSTILE_S ?= 3600
 export FUZZ_SECONDS ?= 60
 SIM := $(TARGET)/sim/nightporter-sim
 
-.PHONY: help setup build deb demo demo-toe hpcc compare test hostile sim sim-long mutants-independent tshark tshark-guests coverage figures scale simulator fuzz bench fmt clean
+.PHONY: help setup build deb demo demo-verify demo-toe hpcc compare test hostile sim sim-long mutants-independent tshark tshark-guests coverage figures scale simulator fuzz bench fmt clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,8 +47,14 @@ deb: ## build the Debian packages of the host's and of the guest's programs, int
 	@cargo run --quiet --locked -p nightporter --example pages -- $(TARGET)/pages
 	@packaging/deb $(TARGET)/release $(TARGET)/guest/release/nightporter-guest $(TARGET)/pages $(TARGET)
 
-demo: setup build ## measure three real guests on one core; SCHED=eevdf|strict30|rr30|quota30|idle LINK=lan|metro|wan FULL=1
+demo: setup ## show in three minutes what three real guests on one core gain; SCHED=eevdf|strict30|rr30|quota30|idle LINK=lan|metro|wan FULL=1: one case, with every path and verdict
+	@.ci/packages $(PACKAGES_BUILD)
+	-@.ci/packages $(PACKAGES_FLOOD)
+	cargo build --release --locked -p nightporter-lab -p nightporterd -p nightporter -p nightporter-boost
 	@$(TARGET)/release/nightporter-lab demo $(DEMO)
+
+demo-verify: setup build ## measure both cases of the demo with every path and verdict; fails if one is broken
+	@$(TARGET)/release/nightporter-lab demo
 
 compare: setup build ## compare congestion offload with Linux's own CUBIC over one bottleneck; two hours; RATE_MOST=1000 needs a quiet machine; REORDER=1: frames that come late, 40 minutes
 	@$(TARGET)/release/nightporter-lab compare $(if $(RATE_MOST),--rate-most $(RATE_MOST)) $(if $(REORDER),--reorder)

@@ -3,9 +3,10 @@
 
 mod requests;
 mod rounds;
+mod short;
+mod sizes;
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -26,6 +27,7 @@ use crate::process::{self, CpuUse};
 use crate::progress::Progress;
 use crate::report::both::BothWays;
 use crate::report::checks::{checks, of_both_ways, of_troubles};
+use crate::report::origin::{host_kernel, profile};
 use crate::report::{Cell, Direction, Gain, GuestShare, GuestTcp, NetPath, Report, Row};
 use crate::rundir::RunDir;
 use crate::sched::{Competition, Layout, Scheduler};
@@ -35,16 +37,13 @@ use crate::world::{Net, Plan, World, address, guest_name};
 
 pub(crate) use rounds::GOLDEN;
 use rounds::{BOTH_BYTES, Measured};
+use sizes::{SIZES, sizes};
 
 /// Guests on the contended core, as in the papers' experiments.
 const GUESTS: usize = 3;
 /// The guest at the other end of all transfers.
 const RECEIVER: u8 = 0;
 
-const SIZES: [usize; 4] = [10_000, 100_000, 1_000_000, 10_000_000];
-/// Sizes of downloads, and more that take longer. Nobody competes: the first of those too.
-const DOWN_SIZES: [usize; 3] = [10_000, 100_000, 1_000_000];
-const DOWN_SIZES_MORE: [usize; 2] = [10_000_000, 100_000_000];
 /// Sizes that are captured for the trace checker.
 const TRACED: [usize; 3] = [10_000, 100_000, 1_000_000];
 
@@ -78,8 +77,12 @@ pub struct Options {
     pub requests: usize,
     /// `vm.boost` of the guest at the other end, for paths that have it.
     pub boost: String,
+    /// Buffers in the guests' receive rings; `None`: the VMM's default.
+    pub rx_ring: Option<u16>,
     /// Downloads of more than 1 MB too.
     pub full: bool,
+    /// `make demo` alone: its cases, paths, sizes and times hold, whatever stands here.
+    pub is_short: bool,
     /// `None` probes.
     pub accel: Option<Accel>,
     /// Seed of payloads, moments and the order within a round.
@@ -93,6 +96,10 @@ pub struct Options {
 /// Whatever kept it from finishing.
 pub fn run(options: &Options) -> Result<bool> {
     process::die_cleanly_on_signals()?;
+    let options = &if options.is_short { options.clone().short() } else { options.clone() };
+    if options.is_short {
+        short::warn_if_busy();
+    }
     let mut progress = Progress::start();
     let cores = Cores::plan()?;
     cores.leave_contended()?;
@@ -114,6 +121,9 @@ pub fn run(options: &Options) -> Result<bool> {
             Accel::probe(&image, Places { sockets: run_dir.path(), logs: &log_dir("demo")? })?
         }
     };
+    if options.is_short {
+        progress.expect(options.about());
+    }
     let mut reports = Vec::new();
     for &case in &options.cases {
         // A thread of its own, because a world takes its thread into its network namespace.
@@ -123,13 +133,20 @@ pub fn run(options: &Options) -> Result<bool> {
             let inside = scope.spawn(move || run_case(case, options, cores, kit, progress));
             inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })?;
-        println!("{}", report.table());
+        if !options.is_short {
+            println!("{}", report.table());
+        }
         reports.push(report);
     }
+    progress.clear();
+    let sound = options.is_short && short::finish(&reports)?;
     let kept = reports.iter().all(Report::kept);
     let path = source_root().join("target/demo/result.json");
     let first = Report { others: reports.split_off(1), ..reports.remove(0) };
     first.write_json(&path)?;
+    if options.is_short {
+        return Ok(sound);
+    }
     println!("All of it, with every transfer: {}", path.display());
     Ok(kept)
 }
@@ -189,17 +206,14 @@ fn run_case(
     lab.complaints = lab.world.complaints(usize::from(RECEIVER))?;
     let Measured { cells, both, requests, troubles } = lab.measure(options, progress)?;
     let (guests, cpu_shares) = (lab.guest_shares(&before.0)?, lab.cpu_shares());
-    let guest_tcp = lab.guest_tcp()?.since(&before.1);
-    progress.step("checking both sides' captures of one more upload of each size");
-    let up = options.directions.contains(&Direction::Up);
-    let traces = lab.check_traces(if up { &options.paths } else { &[] }, &logs);
+    let (guest_tcp, boost_refused) = (lab.guest_tcp()?.since(&before.1), lab.boost_refused.take());
+    let traces = lab.check_traces(options.traced_paths(), &logs, progress);
     progress.step("cleaning up");
     let account = lab.boosting.take().and_then(|boosting| boosting.accounts().pop());
     drop(competition);
     let link_measured = lab.world.link();
-    let boost_refused = lab.boost_refused.take();
     lab.world.stop()?;
-    print_boost(account, boost_refused.as_deref(), &cpu_shares);
+    print_boost(options, account, boost_refused.as_deref(), &cpu_shares);
     print_failures(cells.iter().chain(&both));
     traces.context("the trace checker")?.iter().for_each(|line| println!("{line}"));
     let rows: Vec<Row> = cells.iter().filter_map(Row::of).collect();
@@ -215,6 +229,8 @@ fn run_case(
         link_measured,
         accel,
         host_kernel: host_kernel()?,
+        profile: profile()?,
+        rx_ring: options.rx_ring,
         cores: cores.others.len() + 1,
         guests,
         cpu_shares,
@@ -248,6 +264,7 @@ fn boot(
     let plan = Plan {
         daemon: with_boost || is_asked(&Net::Nightporter),
         boost: with_boost.then_some(&options.boost),
+        rx_ring: options.rx_ring,
         link: Some(link.shape()),
         passt: kit.passt.map(|passt| (passt, &*nets)),
         ..Plan::default()
@@ -262,10 +279,14 @@ fn print_failures<'a>(cells: impl Iterator<Item = &'a Cell>) {
 }
 
 fn print_boost(
+    options: &Options,
     account: Option<BoostAccount>,
     refused: Option<&str>,
     cpu_shares: &BTreeMap<&'static str, Vec<f64>>,
 ) {
+    if options.is_short {
+        return; // `result.json` has them
+    }
     if let Some(account) = account {
         println!("The boosted guest's account: {account:?}");
     }
@@ -275,11 +296,6 @@ fn print_boost(
     for (path, shares) in cpu_shares {
         println!("CPU shares, {path}: {shares:?} %");
     }
-}
-
-fn host_kernel() -> Result<String> {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").context("kernel version")?;
-    Ok(release.trim().to_owned())
 }
 
 /// A case's world and the results about it.
@@ -456,8 +472,16 @@ impl Lab {
 
     /// Captures one more upload of each size while the guests compete, after all measurements,
     /// because captures cost time, and has the trace checker judge them. Returns what was checked.
-    fn check_traces(&mut self, paths: &[NetPath], dir: &Path) -> Result<Vec<String>> {
+    fn check_traces(
+        &mut self,
+        paths: &[NetPath],
+        dir: &Path,
+        progress: &mut Progress,
+    ) -> Result<Vec<String>> {
         let mut lines = Vec::new();
+        if !paths.is_empty() {
+            progress.step("checking both sides' captures of one more upload of each size");
+        }
         for &path in paths.iter().filter(|path| path.is_nightporter()) {
             self.select(path)?;
             let captures = self.world.capture(RECEIVER, dir)?;
@@ -560,22 +584,6 @@ fn net_of(path: NetPath) -> Net {
         NetPath::Passt => Net::Passt,
         NetPath::PasstTuned => Net::PasstTuned,
         _ => Net::Nightporter,
-    }
-}
-
-/// The sizes of one direction's transfers.
-fn sizes(direction: Direction, scheduler: Scheduler, options: &Options) -> Vec<usize> {
-    match (&options.sizes, direction) {
-        (Some(sizes), _) => sizes.clone(),
-        (None, Direction::Up) => SIZES.to_vec(),
-        (None, Direction::Down) => {
-            let more = match (options.full, scheduler) {
-                (true, _) => DOWN_SIZES_MORE.len(),
-                (false, Scheduler::Idle) => 1,
-                (false, _) => 0,
-            };
-            [&DOWN_SIZES[..], &DOWN_SIZES_MORE[..more]].concat()
-        }
     }
 }
 

@@ -72,9 +72,18 @@ enum Command {
         /// `vm.boost` of the guest at the other end, for the paths with boost.
         #[arg(long, default_value = "15ms/90ms")]
         boost: String,
+        /// Buffers in the receive rings of the guests' NICs: 64, 128, 256, 512 or 1024. The default
+        /// is QEMU's, 256.
+        #[arg(long)]
+        rx_ring: Option<u16>,
         /// Add downloads of 10 and 100 MB.
         #[arg(long)]
         full: bool,
+        /// Three columns (tap, as installed, with all that is opt-in) and four sizes in two cases,
+        /// in at most 30 lines, and `target/demo/report.html`. Fails only if data was wrong, or
+        /// something is slower than tap for certain.
+        #[arg(long, conflicts_with_all = ["sched", "link", "sizes", "full"])]
+        short: bool,
         /// The accelerator; by default, KVM is probed for.
         #[arg(long, value_enum)]
         accel: Option<Accel>,
@@ -243,7 +252,9 @@ fn main() {
             down_paths,
             requests,
             boost,
+            rx_ring,
             full,
+            short,
             accel,
             seed,
         } => demo::run(&Options {
@@ -257,7 +268,9 @@ fn main() {
             down_paths,
             requests,
             boost,
+            rx_ring,
             full,
+            is_short: short,
             accel,
             seed,
         }),
@@ -290,13 +303,19 @@ fn main() {
             boosted::run(&boosted::Options { layout, time, boost })
         }
         Command::Hog { socket, core } => boosted::hog(&socket, core),
-        Command::Prepare { test: true } => scenario::make_images("").map(|()| true),
-        Command::Prepare { test: false } => {
-            Image::for_qemu().and_then(|image| image.with_sockets()).map(|_| true)
-        }
+        Command::Prepare { test } => prepare(test).map(|()| true),
         Command::Test { filter, captures } => scenario::run_all(&filter, captures.as_deref()),
     };
     end(passed);
+}
+
+/// Builds the images.
+fn prepare(for_tests: bool) -> anyhow::Result<()> {
+    if for_tests {
+        return scenario::make_images("");
+    }
+    Image::for_qemu()?.with_sockets()?;
+    Ok(())
 }
 
 /// Ends the process: 0 if everything was as it has to be.

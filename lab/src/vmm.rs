@@ -47,6 +47,8 @@ pub struct Spec {
     pub neighbours: Vec<Neighbour>,
     /// The back-end's socket for its socket device, if it has one.
     pub toe: Option<PathBuf>,
+    /// Buffers in the receive rings of QEMU's NICs; `None`: QEMU's 256.
+    pub rx_ring: Option<u16>,
 }
 
 /// The VMMs the lab knows.
@@ -308,8 +310,12 @@ fn qemu(spec: &Spec, accel: Accel, image: &Image, socket: &Path, console: &Path)
         // QEMU 7.2 under TCG crashes with vhost-user on the MSI-X path; INTx (vectors=0) works.
         // Both NICs of a guest get the same, so that the paths differ in the back-end only.
         let vectors = if accel == Accel::Tcg { ",vectors=0" } else { "" };
+        let ring = spec.rx_ring.map_or_else(String::new, |n| format!(",rx_queue_size={n}"));
         let mac = nic.mac;
-        add("-device", &format!("virtio-net-pci,netdev=n{index},mac={mac},romfile={vectors}"));
+        add(
+            "-device",
+            &format!("virtio-net-pci,netdev=n{index},mac={mac},romfile={ring}{vectors}"),
+        );
     }
     if let Some(socket) = &spec.toe {
         add("-chardev", &format!("socket,id=toe,path={}", socket.display()));

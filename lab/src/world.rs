@@ -75,6 +75,8 @@ pub struct Plan<'a> {
     pub boost: Option<&'a str>,
     /// With a daemon: the first guest forwards to the addresses [`behind`](host::behind) its NIC.
     pub forwards: bool,
+    /// Buffers in the receive rings of all NICs, for guests of QEMU; `None`: its default.
+    pub rx_ring: Option<u16>,
     /// The link to the remote host. `None`: it is next door.
     pub link: Option<Shape>,
     /// passt, and the NICs of the first guest on it.
@@ -143,7 +145,7 @@ impl World {
         }
         let mut world = Self { guests: Vec::new(), daemon, passts, host };
         for (index, (vmm, image)) in (0..count).zip(guests) {
-            world.guests.push(world.start_guest(index, (*vmm, image), plan.toe, places)?);
+            world.guests.push(world.start_guest(index, (*vmm, image), plan, places)?);
         }
         for (guest, (vmm, _)) in world.guests.iter_mut().zip(guests) {
             guest.wait_ready(BOOT_LIMIT)?;
@@ -205,7 +207,7 @@ impl World {
         &self,
         index: u8,
         (vmm, image): (Vmm, &Image),
-        with_toe: bool,
+        plan: Plan<'_>,
         places: Places<'_>,
     ) -> Result<Guest> {
         let name = guest_name(index);
@@ -224,8 +226,9 @@ impl World {
         }
         nics.iter().try_for_each(|(nic, _)| self.host.remote().know(nic))?;
         let neighbours = host::remote_neighbours(&subnets);
-        let toe = self.daemon.as_ref().filter(|_| with_toe).map(|daemon| daemon.toe_socket(&name));
-        let spec = Spec { name, vmm, memory_mib: GUEST_MEMORY_MIB, nics, neighbours, toe };
+        let toe = self.daemon.as_ref().filter(|_| plan.toe).map(|daemon| daemon.toe_socket(&name));
+        let (memory_mib, rx_ring) = (GUEST_MEMORY_MIB, plan.rx_ring);
+        let spec = Spec { name, vmm, memory_mib, nics, neighbours, toe, rx_ring };
         Guest::start(&spec, image, places)
     }
 }

@@ -52,7 +52,8 @@ impl Options {
     /// The paths of transfers both ways at once: the first of downloads, and the first that floods.
     pub(super) fn both_paths(&self) -> Vec<NetPath> {
         let asked = [Direction::Up, Direction::Down].iter().all(|d| self.directions.contains(d))
-            && self.sizes.as_ref().is_none_or(|sizes| sizes.contains(&BOTH_BYTES));
+            && self.sizes.as_ref().is_none_or(|sizes| sizes.contains(&BOTH_BYTES))
+            && !self.is_short;
         let flood = self.down_paths.iter().find(|path| path.is_flood());
         match (asked, flood) {
             (true, Some(&flood)) if self.down_paths.contains(&NetPath::Tap) => {
@@ -71,16 +72,18 @@ impl Lab {
     ) -> Result<Measured> {
         let mut random = options.seed;
         let both_paths = options.both_paths();
+        let time = options.time_of(self.scheduler);
         let for_both = match both_paths.as_slice() {
             [] => Duration::ZERO,
-            _ => options.time / BOTH_SHARE,
+            _ => time / BOTH_SHARE,
         };
-        let one_way = options.time - for_both;
+        let one_way = time - for_both;
         let share = one_way / u32::try_from(options.directions.len().max(1))?;
         let mut all = Measured::default();
         for &direction in &options.directions {
             let bulk = direction == Direction::Up
                 && self.scheduler == Scheduler::Idle
+                && !options.is_short
                 && options.sizes.is_none();
             let time = share.saturating_sub(if bulk { BULK_TIME } else { Duration::ZERO });
             let plan = Rounds { direction, most: options.transfers, time };

@@ -1,11 +1,13 @@
 //! The result of a demo: tables for people and `result.json` for programs.
 //!
 //! [`stats`] sums up, [`both`] does so for transfers both ways at once, [`requests`] for requests
-//! and answers, [`checks`] judges, `table` prints.
+//! and answers, [`checks`] judges, `table` prints, [`short`] prints the short form.
 
 pub mod both;
 pub mod checks;
+pub(crate) mod origin;
 pub mod requests;
+pub mod short;
 pub mod stats;
 mod table;
 
@@ -389,6 +391,10 @@ pub struct Report {
     pub accel: Accel,
     /// Host kernel, to compare results by.
     pub host_kernel: String,
+    /// The profile with which daemon and lab were built.
+    pub profile: String,
+    /// Buffers in the guests' receive rings, if not the VMM's default.
+    pub rx_ring: Option<u16>,
     /// Cores the run had: one for the guests' vCPUs, the rest for everything else.
     pub cores: usize,
     /// Each guest's share of the contended core.

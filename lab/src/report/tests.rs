@@ -52,18 +52,17 @@ fn a_round_in_which_one_path_failed_counts_for_neither() {
     assert_eq!(gains[0].delivered, Ratio { ratio: 2.0, low: 2.0, high: 2.0 });
 }
 
-#[test]
-fn the_json_has_the_documented_shape() {
-    let rows =
-        rows(&[cell(NetPath::Tap, 100_000, 40, 60), cell(NetPath::AckOffload, 100_000, 4, 60)]);
-    let both = [NetPath::Tap, NetPath::FloodRoute].map(|path| cell(path, 1_000_000, 9, 10));
+/// A case with these rows.
+fn report(scheduler: Scheduler, rows: Vec<Row>) -> Report {
     let share = GuestShare { cpu_percent: 33.0, switches_per_s: 11.0, load_done_percent: 20 };
-    let report = Report {
-        scheduler: Scheduler::Strict30,
+    Report {
+        scheduler,
         layout: Layout::Session,
         link: Link::Metro,
         link_measured: Some(Measured { round_trip_ms: 10.1, rate_mbit_s: 990.0 }),
         accel: Accel::Tcg,
+        profile: "release".into(),
+        rx_ring: None,
         host_kernel: "6.1".to_owned(),
         cores: 2,
         guests: vec![share; 3],
@@ -72,7 +71,7 @@ fn the_json_has_the_documented_shape() {
         passt: None,
         guest_tcp: GuestTcp::default(),
         gains: Gain::all(&rows),
-        both_ways: BothWays::of(&both, &rows, &Gain::all(&rows)),
+        both_ways: None,
         requests: Vec::new(),
         troubles: vec![Trouble::none(NetPath::Tap)],
         rows,
@@ -85,7 +84,33 @@ fn the_json_has_the_documented_shape() {
             bound: None,
         }],
         others: Vec::new(),
-    };
+    }
+}
+
+/// A case of the short form, in which tap takes 1200 ms and all other paths so many.
+pub(super) fn report_of(scheduler: Scheduler, delivered_ms: u64, is_whole: bool) -> Report {
+    let mut cells = Vec::new();
+    let up = [NetPath::Tap, NetPath::AckOffload, NetPath::AckOffloadBoost];
+    let down = [NetPath::Tap, NetPath::AckOffload, NetPath::FloodRouteBoost];
+    for (direction, paths) in [(Direction::Up, up), (Direction::Down, down)] {
+        for (bytes, path) in [1_000_000, 10_000_000].into_iter().flat_map(|n| paths.map(|p| (n, p)))
+        {
+            let delivered_ms = if path == NetPath::Tap { 1200 } else { delivered_ms };
+            let mut cell = Cell { direction, ..cell(path, bytes, 20, delivered_ms) };
+            cell.samples.iter_mut().for_each(|sample| sample.outcome.hash_ok = is_whole);
+            cells.push(cell);
+        }
+    }
+    report(scheduler, rows(&cells))
+}
+
+#[test]
+fn the_json_has_the_documented_shape() {
+    let rows =
+        rows(&[cell(NetPath::Tap, 100_000, 40, 60), cell(NetPath::AckOffload, 100_000, 4, 60)]);
+    let both = [NetPath::Tap, NetPath::FloodRoute].map(|path| cell(path, 1_000_000, 9, 10));
+    let both_ways = BothWays::of(&both, &rows, &Gain::all(&rows));
+    let report = Report { both_ways, ..report(Scheduler::Strict30, rows) };
     let json = serde_json::to_value(&report).expect("serialises");
     assert_eq!((&json["scheduler"], &json["accel"]), (&"strict30".into(), &"tcg".into()));
     assert_eq!((&json["link"], &json["others"]), (&"metro".into(), &serde_json::Value::Null));
