@@ -26,8 +26,10 @@ use crate::sys::{Class, set_class};
 use crate::vm::{Vm, Waiting, Wish};
 use crate::{BEAT, PRIORITY, SILENCE_MAX, WORKER_PRIORITY};
 
-/// How often boosts and payments are looked at.
+/// How often boosts are looked at.
 const LOOK: Duration = Duration::from_millis(1);
+/// How often accounts are brought up to date, and payments looked at.
+const ACCOUNT: Duration = Duration::from_millis(2);
 /// A daemon asks so much later again for a VM whose cores nobody else wants.
 const LATER: Duration = Duration::from_millis(10);
 /// Of the booster's time at most one part in so many goes into samples.
@@ -78,6 +80,13 @@ pub fn run(socket: &Path, journal: &Path) -> Result<()> {
     result
 }
 
+/// Why the booster is awake, beside the time.
+#[derive(Clone, Copy, Debug, Default)]
+struct Woken {
+    watcher_ended: bool,
+    orders: bool,
+}
+
 /// The daemon's worker.
 #[derive(Debug)]
 struct Worker {
@@ -124,22 +133,24 @@ impl Booster {
 
     fn run(&mut self) -> Result<()> {
         loop {
-            self.wait()?;
+            let woken = self.wait()?;
             let now = self.now();
-            self.watched.check(now)?;
-            self.hear(now)?;
+            self.watched.check(now, woken.watcher_ended)?;
+            self.hear(now, woken.orders)?;
             self.look(now)?;
             self.tell(now);
         }
     }
 
     /// Sleeps until something has to be done.
-    fn wait(&self) -> Result<()> {
+    fn wait(&self) -> Result<Woken> {
         let mut most = BEAT;
         let now = self.now();
         for vm in self.vms.values() {
-            if vm.waits.is_some() || vm.mode != Mode::Normal {
+            if vm.mode == Mode::Favoured {
                 most = most.min(LOOK);
+            } else if vm.waits.is_some() || vm.mode == Mode::Paying {
+                most = most.min(ACCOUNT);
             }
             if let Some(boost) = vm.boost {
                 let left = Duration::from_nanos(boost.wish.until.saturating_sub(now));
@@ -147,24 +158,27 @@ impl Booster {
             }
         }
         let timeout = Timespec { tv_sec: 0, tv_nsec: most.as_nanos().try_into()? };
-        let mut fds = self.watched.poll_fds().to_vec();
+        let mut fds = vec![self.watched.poll_fd()];
         fds.extend(
             self.daemon.as_ref().map(|it| PollFd::from_borrowed_fd(it.socket(), PollFlags::IN)),
         );
         match poll(&mut fds, Some(&timeout)) {
-            Err(rustix::io::Errno::INTR) => Ok(()),
-            result => result.map(|_| ()).context("poll"),
-        }
+            Err(rustix::io::Errno::INTR) => return Ok(Woken::default()),
+            result => result.context("poll")?,
+        };
+        let is_ready = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
+        Ok(Woken { watcher_ended: is_ready(0), orders: is_ready(1) })
     }
 
-    /// Takes the daemon's orders; what it was told is void when it is gone or stands.
-    fn hear(&mut self, now: u64) -> Result<()> {
+    /// Takes the daemon's orders, if there are some; what it was told is void when it is gone or
+    /// stands.
+    fn hear(&mut self, now: u64, orders: bool) -> Result<()> {
         if self.daemon.is_none() && now >= self.connect_at {
             self.connect_at = now + nanos(TELL);
             self.daemon = Daemon::connect(&self.socket, now)?;
         }
         // The rest is there for the next poll: boosts that last are looked at between.
-        for _ in 0..ORDERS_AT_ONCE {
+        for _ in 0..if orders { ORDERS_AT_ONCE } else { 0 } {
             let Some(daemon) = &mut self.daemon else { return Ok(()) };
             match daemon.receive(now) {
                 Ok(None) => break,
@@ -367,7 +381,7 @@ impl Booster {
         }
         if only.is_none() {
             let cost = self.now().saturating_sub(now);
-            self.sample_at = now + nanos(LOOK).max(cost * SAMPLES_PART);
+            self.sample_at = now + nanos(ACCOUNT).max(cost * SAMPLES_PART);
         }
     }
 

@@ -118,19 +118,20 @@ fn parse(pid: i32, line: &str) -> io::Result<Stat> {
     let stat = || {
         let (front, back) = line.rsplit_once(')')?;
         let (tid, comm) = front.split_once(" (")?;
-        let fields: Vec<&str> = back.split_whitespace().collect();
-        let field = |nth: usize| fields.get(nth - 3).copied(); // as proc(5) counts
-        let class = Class { policy: field(41)?.parse().ok()?, priority: field(40)?.parse().ok()? };
-        Some(Stat {
-            pid,
-            tid: tid.parse().ok()?,
-            comm: comm.to_owned(),
-            state: field(3)?.chars().next()?,
-            nice: field(19)?.parse().ok()?,
-            start: field(22)?.parse().ok()?,
-            class,
-            cpu: field(39)?.parse().ok()?,
-        })
+        // As proc(5) counts, in rising order.
+        let (mut fields, mut next) = (back.split_ascii_whitespace(), 3);
+        let mut field = |nth: usize| {
+            let skipped = nth - std::mem::replace(&mut next, nth + 1);
+            fields.nth(skipped)
+        };
+        let state = field(3)?.chars().next()?;
+        let nice = field(19)?.parse().ok()?;
+        let start = field(22)?.parse().ok()?;
+        let cpu = field(39)?.parse().ok()?;
+        let priority = field(40)?.parse().ok()?;
+        let class = Class { policy: field(41)?.parse().ok()?, priority };
+        let (tid, comm) = (tid.parse().ok()?, comm.to_owned());
+        Some(Stat { pid, tid, comm, state, nice, start, class, cpu })
     };
     stat().ok_or_else(|| io::Error::other("a line of stat has another form"))
 }

@@ -293,16 +293,24 @@ fn bst_01_a_budget_that_ends_a_boost_is_waste_only_where_the_vm_took_nothing() {
     ends(0, |it| it.rests > 0);
 }
 
-/// A VM that wants its core all the time, beside two others and a program of no VM: what each VM
-/// has, in percent, without boost and with it. And the part of the core that they all have.
-fn shares(cgroups: &[&Cgroup; 4], means: &str) -> [([f64; 3], f64); 2] {
+/// Parts of the core.
+struct Parts {
+    vms: [f64; 3],
+    /// Of all that compete, and the booster.
+    all: f64,
+}
+
+/// A VM that wants its core all the time, beside two others and a program of no VM, without boost
+/// and with it.
+fn shares(cgroups: &[&Cgroup; 4], means: &str) -> [Parts; 2] {
     let [hogs @ .., other] = cgroups.map(Hog::new);
     let mut booster = Booster::start();
     (1..).zip(&hogs).for_each(|(vm, hog)| booster.adds(vm, hog));
     booster.is_ready(1, means);
     booster.account(1, |it| it.competitors_percent > 350);
     [false, true].map(|wants| {
-        let (before, other_before) = (hogs.each_ref().map(Hog::used), other.used());
+        let used = || [&hogs[0], &hogs[1], &hogs[2], &other].map(Hog::used);
+        let (before, own_before) = (used(), booster.used());
         let begin = Instant::now();
         let more = |booster: &Booster| {
             if wants {
@@ -315,34 +323,36 @@ fn shares(cgroups: &[&Cgroup; 4], means: &str) -> [([f64; 3], f64); 2] {
             }
         };
         let account = booster.account_after(1, more, |_| begin.elapsed().as_secs() >= 6);
-        let used = hogs.each_ref().map(Hog::used);
-        let used: [f64; 3] = std::array::from_fn(|at| used[at] - before[at]);
-        let all: f64 = used.iter().sum();
-        let core = (all + other.used() - other_before) / begin.elapsed().as_secs_f64();
-        let it = used.map(|used| 100.0 * used / all);
-        println!("{means}, {wants}: {it:.2?} % of {all:.2} s; {core:.2} of the core; {account:?}");
-        (it, core)
+        let span = begin.elapsed().as_secs_f64();
+        let after = used();
+        let parts: [f64; 4] = std::array::from_fn(|at| (after[at] - before[at]) / span);
+        let own = (booster.used() - own_before) / span;
+        let all = parts.iter().sum::<f64>() + own;
+        println!("{means}, {wants}: {parts:.3?} and {own:.3} of the core; {account:?}");
+        Parts { vms: [parts[0], parts[1], parts[2]], all }
     })
 }
 
+/// The booster's own time is not on the VM's account: all lose a part of it.
 #[test]
 #[ignore = "root, cgroups"]
 fn bst_02_over_seconds_a_boosted_vm_has_no_more_than_its_share() {
     let one = Cgroup::new(Some(400_000));
     let own = [(); 4].map(|()| Cgroup::new(None));
     for (cgroups, means) in [([&one; 4], "nice"), (own.each_ref(), "weight")] {
-        let [(without, core), (with, core_with)] = shares(&cgroups, means);
+        let [without, with] = shares(&cgroups, means);
         // What a VM is due is known from before its boosts.
-        if core.min(core_with) < 0.5 || (core - core_with).abs() > 0.06 {
+        if without.all.min(with.all) < 0.9 || (without.all - with.all).abs() > 0.04 {
             skips(&format!(
-                "shares, {means}: a busy core, {core:.2} and {core_with:.2} of it for these"
+                "shares, {means}: a busy core, {:.2} and {:.2} of it for these",
+                without.all, with.all
             ));
             continue;
         }
         // It may be a little less where the machine's other work changes all the time.
-        let more = with[0] - without[0];
-        assert!(more < 2.5, "{means}: {without:.2?}, with boost {with:.2?}");
-        assert!(more > -5.0, "{means}: {without:.2?}, with boost {with:.2?}");
+        let more = with.vms[0] / without.vms[0] - 1.0;
+        assert!(more < 0.06, "{means}: {:.3?}, with boost {:.3?}", without.vms, with.vms);
+        assert!(more > -0.15, "{means}: {:.3?}, with boost {:.3?}", without.vms, with.vms);
     }
 }
 

@@ -42,16 +42,19 @@ impl Watched {
         Ok(Self { child, pidfd, to, from, beat_at: 0, heard_at: u64::MAX })
     }
 
-    pub(super) fn poll_fds(&self) -> [PollFd<'_>; 1] {
-        [PollFd::new(&self.pidfd, PollFlags::IN)]
+    /// It is readable when the watcher has ended.
+    pub(super) fn poll_fd(&self) -> PollFd<'_> {
+        PollFd::new(&self.pidfd, PollFlags::IN)
     }
 
-    /// Sends a beat, and listens. Errors: the watcher has ended, or stands; it is dead then.
-    pub(super) fn check(&mut self, now: u64) -> Result<()> {
-        if now >= self.beat_at + nanos(BEAT) {
-            self.beat_at = now;
-            beat(self.to.as_fd());
+    /// Once a beat, or if it is said to have `ended`: sends one, and listens. Errors: the watcher
+    /// has ended, or stands; it is dead then.
+    pub(super) fn check(&mut self, now: u64, ended: bool) -> Result<()> {
+        if now < self.beat_at + nanos(BEAT) && !ended {
+            return Ok(());
         }
+        self.beat_at = now;
+        beat(self.to.as_fd());
         if hears(self.from.as_fd()) || self.heard_at == u64::MAX {
             self.heard_at = now;
         }

@@ -144,9 +144,7 @@ impl Hog {
 
     /// [`Self::used`], and how many seconds it has waited for its core.
     pub(crate) fn times(&self) -> [f64; 2] {
-        let text = read_to_string(format!("/proc/{}/schedstat", self.pid())).unwrap();
-        let mut words = text.split(' ').map(|word| word.parse::<f64>().unwrap() / 1e9);
-        [words.next().unwrap(), words.next().unwrap()]
+        times(self.pid())
     }
 
     pub(crate) fn set_class(&self, class: &str, priority: &str) {
@@ -172,6 +170,13 @@ fn pin(pid: i32, core: usize) {
     let mut set = CpuSet::new();
     set.set(core).unwrap();
     sched_setaffinity(Pid::from_raw(pid), &set).unwrap();
+}
+
+/// See [`Hog::times`].
+fn times(pid: i32) -> [f64; 2] {
+    let text = read_to_string(format!("/proc/{pid}/schedstat")).unwrap();
+    let mut words = text.split(' ').map(|word| word.parse::<f64>().unwrap() / 1e9);
+    [words.next().unwrap(), words.next().unwrap()]
 }
 
 /// The program, and this test as its daemon.
@@ -353,6 +358,11 @@ impl Booster {
                 Some((vm, account))
             }
         }
+    }
+
+    /// Seconds of CPU time that it has had.
+    pub(crate) fn used(&self) -> f64 {
+        times(self.child.id().cast_signed())[0]
     }
 
     pub(crate) fn signals_booster(&self, signal: Signal) {

@@ -10,7 +10,7 @@ use landlock::{
     PathFd, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
 
-use crate::config::{Config, conf_dir, RegistryConfig, ToeConfig};
+use crate::config::{Config, RegistryConfig, ToeConfig, conf_dir};
 use crate::errors::{StartError, error};
 
 /// The rights that are restricted. Kernels that know fewer restrict fewer; later ones know more,
