@@ -128,6 +128,7 @@ pub fn run(options: &Options) -> Result<bool> {
     for &case in &options.cases {
         // A thread of its own, because a world takes its thread into its network namespace.
         let (cores, image, progress) = (&cores, &image, &mut progress);
+        let options = &options.of_case(case.0);
         let report = thread::scope(|scope| {
             let kit = Kit { image, passt: passt.as_ref(), accel };
             let inside = scope.spawn(move || run_case(case, options, cores, kit, progress));

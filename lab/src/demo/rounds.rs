@@ -72,12 +72,11 @@ impl Lab {
     ) -> Result<Measured> {
         let mut random = options.seed;
         let both_paths = options.both_paths();
-        let time = options.time_of(self.scheduler);
         let for_both = match both_paths.as_slice() {
             [] => Duration::ZERO,
-            _ => time / BOTH_SHARE,
+            _ => options.time / BOTH_SHARE,
         };
-        let one_way = time - for_both;
+        let one_way = options.time - for_both;
         let share = one_way / u32::try_from(options.directions.len().max(1))?;
         let mut all = Measured::default();
         for &direction in &options.directions {

@@ -19,29 +19,50 @@ struct Line<'a> {
     bytes: usize,
     direction: Direction,
     tap: &'a Row,
-    /// As installed, and with all that is opt-in: if they came through.
-    others: [Option<(&'a Row, Ratio)>; 2],
+    /// As installed, and with all that is opt-in.
+    others: [Other<'a>; 2],
+}
+
+/// A path beside tap.
+#[derive(Clone, Copy)]
+enum Other<'a> {
+    Measured(&'a Row, Ratio),
+    /// Nothing came through.
+    Failed,
+    /// No opt-in is for this case.
+    Same,
+}
+
+impl<'a> Other<'a> {
+    fn measured(self) -> Option<(&'a Row, Ratio)> {
+        if let Self::Measured(row, ratio) = self { Some((row, ratio)) } else { None }
+    }
 }
 
 /// The paths beside tap: as installed, and with the opt-ins.
-const fn paths(direction: Direction) -> [NetPath; 2] {
-    match direction {
-        Direction::Up => [NetPath::AckOffload, NetPath::AckOffloadBoost],
-        Direction::Down => [NetPath::AckOffload, NetPath::FloodRouteBoost],
-    }
+const fn paths(direction: Direction, scheduler: Scheduler) -> [Option<NetPath>; 2] {
+    let opt_ins = match (direction, scheduler) {
+        (Direction::Up, Scheduler::Strict30) => None,
+        (Direction::Down, Scheduler::Strict30) => Some(NetPath::FloodRoute),
+        (Direction::Up, _) => Some(NetPath::AckOffloadBoost),
+        (Direction::Down, _) => Some(NetPath::FloodRouteBoost),
+    };
+    [Some(NetPath::AckOffload), opt_ins]
 }
 
 fn lines(report: &Report) -> Vec<Line<'_>> {
     let taps = report.rows.iter().filter(|row| row.path == NetPath::Tap);
     taps.map(|tap| {
         let (bytes, direction) = (tap.bytes, tap.direction);
-        let others = paths(direction).map(|path| {
+        let others = paths(direction, report.scheduler).map(|path| {
+            let Some(path) = path else { return Other::Same };
             let is_it = |at: (Direction, NetPath, usize)| at == (direction, path, bytes);
-            let row = report.rows.iter().find(|row| is_it((row.direction, row.path, row.bytes)))?;
+            let row = report.rows.iter().find(|row| is_it((row.direction, row.path, row.bytes)));
             let gain = report.gains.iter().find(|gain| {
                 is_it((gain.direction, gain.path, gain.bytes)) && gain.over == NetPath::Tap
-            })?;
-            Some((row, gain.delivered))
+            });
+            let both = row.zip(gain);
+            both.map_or(Other::Failed, |(row, gain)| Other::Measured(row, gain.delivered))
         });
         Line { bytes, direction, tap, others }
     })
@@ -59,7 +80,7 @@ fn slower(reports: &[Report]) -> Vec<String> {
     let mut slower = Vec::new();
     for report in reports {
         for line in lines(report) {
-            let others = line.others.iter().flatten();
+            let others = line.others.iter().filter_map(|other| other.measured());
             slower.extend(
                 others.filter(|(_, ratio)| ratio.high < SLOWER).map(|(row, _)| {
                     format!("{} {}: {}", size(line.bytes), line.direction, row.path)
@@ -74,7 +95,8 @@ fn slower(reports: &[Report]) -> Vec<String> {
 #[must_use]
 pub fn is_sound(reports: &[Report]) -> bool {
     let (right, all) = whole(reports);
-    let is_there = |line: &Line<'_>| line.others.iter().all(Option::is_some);
+    let is_there =
+        |line: &Line<'_>| !line.others.iter().any(|other| matches!(other, Other::Failed));
     let complete = reports.iter().all(|report| lines(report).iter().all(is_there));
     right == all && all > 0 && complete && slower(reports).is_empty()
 }
@@ -108,7 +130,7 @@ fn row(line: &Line<'_>) -> String {
         format!("  {:>6} {way:4} {:>7}", size(line.bytes), ms(line.tap.delivered_ms.p50));
     for other in &line.others {
         let _ = match other {
-            Some((row, ratio)) => {
+            Other::Measured(row, ratio) => {
                 let unclear = if ratio.low <= 1.0 { "~" } else { "" };
                 let times = format!("{unclear}{:.1}x", ratio.ratio);
                 write!(
@@ -118,7 +140,8 @@ fn row(line: &Line<'_>) -> String {
                     bar(ratio.ratio)
                 )
             }
-            None => write!(text, "   {:>7} {:>6} {:BAR$}", "failed", "", ""),
+            Other::Failed => write!(text, "   {:>7} {:>6} {:BAR$}", "failed", "", ""),
+            Other::Same => write!(text, "   {:>7}", "same"),
         };
     }
     text.trim_end().to_owned()
@@ -141,7 +164,8 @@ pub fn summary(reports: &[Report]) -> String {
     let (right, all) = whole(reports);
     let _ = writeln!(
         out,
-        "\nOpt-ins: boost; downloads: congestion offload too, and a guest that floods."
+        "\nOpt-ins: boost (not in whole slices, whose vCPUs have a real-time class); down:\n\
+         congestion offload, and a guest that floods. same: there is no opt-in for it."
     );
     for why in reports.iter().filter_map(|report| report.boost_refused.as_ref()).take(1) {
         let _ = writeln!(out, "Boost was refused: {why}");
@@ -176,7 +200,9 @@ pub fn page(reports: &[Report]) -> String {
         );
         for line in lines(report) {
             let tap = (line.tap, Ratio { ratio: 1.0, low: 1.0, high: 1.0 });
-            for (row, ratio) in [tap].into_iter().chain(line.others.into_iter().flatten()) {
+            for (row, ratio) in
+                [tap].into_iter().chain(line.others.into_iter().filter_map(Other::measured))
+            {
                 let _ = writeln!(
                     out,
                     "<tr><td>{} {}<td>{}<td>{}<td>{}<td>{}<td>{:.2} [{:.2}, {:.2}]<td>\
@@ -226,7 +252,10 @@ mod tests {
         let text = summary(&good);
         assert!(text.lines().count() <= 30, "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
-        assert!(text.contains("  2.0x ====") && text.contains("arrived whole"), "{text}");
+        assert!(
+            text.contains("  2.0x ====          same\n") && text.contains("arrived whole"),
+            "{text}"
+        );
         assert!(text.contains(" ~1.0x ==") && text.contains("~: no gain"), "{text}");
         assert!(is_sound(&good));
         let page = page(&good);
