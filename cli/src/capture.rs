@@ -12,7 +12,7 @@ use clap::Args;
 use nightporter_api::{Only, Request};
 
 use crate::client::Client;
-use crate::{copy, status};
+use crate::{copy, names, status};
 
 /// How often the daemon is asked for the number of missed frames.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -21,6 +21,7 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// A VM or an uplink.
+    #[arg(add = names::ports())]
     port: String,
     /// The file; `-` is standard output, as for `| tcpdump -r -`.
     #[arg(short = 'w', value_name = "FILE")]

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use nightporter_api::{Change, Plan, PortStatus, Reply, Request};
 
-use super::{Client, print, status, unexpected};
+use super::{Client, names, print, status, unexpected};
 
 /// How long a change may take before the daemon is asked whether it still answers.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -47,6 +47,7 @@ pub(crate) enum OfVm {
     /// keys of the file.
     Set {
         /// The name of the VM.
+        #[arg(add = names::vms())]
         name: String,
         /// Keys as in [[vm]] of the configuration file.
         #[arg(value_name = "KEY=VALUE", value_parser = key_value, required = true)]
@@ -58,6 +59,7 @@ pub(crate) enum OfVm {
     /// are lost that the host has acknowledged.
     Remove {
         /// The name of the VM.
+        #[arg(add = names::vms())]
         name: String,
         #[command(flatten)]
         dry: Dry,
@@ -80,6 +82,7 @@ pub(crate) enum OfUplink {
     /// Removes an uplink.
     Remove {
         /// The name of the uplink.
+        #[arg(add = names::uplinks())]
         name: String,
         #[command(flatten)]
         dry: Dry,

@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use nightporter_api::{FlowInfo, Reply, Request};
 
 use crate::client::Client;
-use crate::{print, show, unexpected};
+use crate::{names, print, show, unexpected};
 
 /// States of a connection that has ended and is soon forgotten.
 pub(crate) const OVER: [&str; 2] = ["closed", "reset"];
@@ -21,7 +21,7 @@ pub(crate) const CLEAR: &str = "\x1b[H\x1b[2J";
 #[derive(Debug, Default, Args)]
 pub(crate) struct Options {
     /// Show only connections of this VM.
-    #[arg(long, value_name = "VM")]
+    #[arg(long, value_name = "VM", add = names::vms())]
     vm: Option<String>,
     /// Show only connections in this state.
     #[arg(long, value_enum, value_name = "STATE")]

@@ -9,6 +9,7 @@ mod client;
 mod examples;
 mod flows;
 mod macs;
+mod names;
 mod settings;
 mod show;
 mod top;
@@ -22,9 +23,13 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::CompleteEnv;
 use client::Client;
 pub use examples::examples;
 use nightporter_api::{Reply, Request, StationInfo, Status};
+
+/// The daemon's control socket, if its configuration says nothing else.
+const CONTROL: &str = "/run/nightporter/control.sock";
 
 /// Shows the state of a running nightporterd, and changes it.
 #[derive(Debug, Parser)]
@@ -35,7 +40,7 @@ struct Arguments {
         long,
         global = true,
         value_name = "PATH",
-        default_value = "/run/nightporter/control.sock"
+        default_value = CONTROL
     )]
     control: PathBuf,
     /// Print the daemon's answer as JSON.
@@ -59,6 +64,7 @@ enum Command {
     /// Shows the MACs that the switch knows, and the port of each.
     Macs {
         /// Only those behind this VM, uplink or overlay.
+        #[arg(add = names::ports())]
         port: Option<String>,
     },
     /// Shows one connection, by the number that `flows` shows.
@@ -100,6 +106,7 @@ enum Command {
     /// `offload VM on` ends the drain.
     Drain {
         /// The VM.
+        #[arg(add = names::vms())]
         vm: String,
         /// Do not wait until all promises are kept.
         #[arg(long)]
@@ -117,6 +124,7 @@ enum OfVm {
     /// counters, and its keys of the configuration.
     Show {
         /// The name of the VM.
+        #[arg(add = names::vms())]
         name: String,
     },
     #[command(flatten)]
@@ -132,6 +140,8 @@ pub fn command() -> clap::Command {
 /// Runs the program.
 #[must_use]
 pub fn main() -> ExitCode {
+    // A shell asks for completions; this ends the program then.
+    CompleteEnv::with_factory(command).complete();
     match run(&Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         // The reader of our output has seen enough, as in `| head`.

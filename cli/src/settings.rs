@@ -5,10 +5,13 @@ use anyhow::{Result, bail};
 use clap::Args;
 use nightporter_api::{Direction, RATE_LIMIT_MBIT_S_MAX, Request};
 
+use super::names;
+
 /// A VM, and whether something of it is on.
 #[derive(Debug, Args)]
 pub(crate) struct Switch {
     /// The VM.
+    #[arg(add = names::vms())]
     vm: String,
     /// on or off.
     #[arg(value_name = "on|off")]
@@ -39,6 +42,7 @@ impl Switch {
 #[derive(Debug, Args)]
 pub(crate) struct RateLimit {
     /// The VM.
+    #[arg(add = names::vms())]
     vm: String,
     /// The direction to limit.
     #[arg(value_name = "from-guest|to-guest")]

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap_complete::Shell;
+use clap_complete::env::Shells;
 use clap_mangen::Man;
 
 fn main() -> Result<()> {
@@ -34,7 +35,17 @@ fn main() -> Result<()> {
     let summary = "the configuration of nightporterd";
     let page = manual::of_markdown("nightporter.toml", 5, summary, keys);
     write(dir.join("nightporter.toml.5"), page)?;
-    for mut program in [daemon, tool, booster] {
+    // The tool itself completes, because the names of ports are its daemon's.
+    let shells = Shells::builtins();
+    for (shell, file) in
+        [("bash", "nightporter.bash"), ("zsh", "_nightporter"), ("fish", "nightporter.fish")]
+    {
+        let name = tool.get_name();
+        let mut file = File::create(dir.join(file))?;
+        let shell = shells.completer(shell).context("no such shell")?;
+        shell.write_registration("COMPLETE", name, name, name, &mut file)?;
+    }
+    for mut program in [daemon, booster] {
         let name = program.get_name().to_owned();
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             clap_complete::generate_to(shell, &mut program, &name, &dir)?;

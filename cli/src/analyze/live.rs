@@ -16,11 +16,13 @@ use super::report::{BOTH, SIDES};
 use super::{Analysis, Show, captured};
 use crate::advise::span;
 use crate::client::Client;
+use crate::names;
 
 /// The VM, and for how long.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// The VM.
+    #[arg(add = names::vms())]
     vm: String,
     /// How long to watch: 10s, 500ms, 2min. Without it until Ctrl-C.
     #[arg(long = "for", value_name = "TIME", value_parser = span)]
