@@ -154,10 +154,12 @@ fn all(out: &mut dyn Write, port: &PortStatus) -> io::Result<()> {
     let flows = vm.flows.iter().filter(|(_, n)| **n > 0).map(|(state, n)| format!("{n} {state}"));
     let flows = flows.collect::<Vec<_>>().join(", ");
     let both = |frames: u64, of: u64| format!("{} in {frames} frames", bytes(of));
-    let mut rows = vec![
-        ("link", link),
-        ("VMM", vmm),
-        ("rings", rings),
+    let mut rows = vec![("link", link)];
+    match port.keys.get("tap") {
+        Some(tap) => rows.push(("tap", tap.trim_matches('"').into())),
+        None => rows.extend([("VMM", vmm), ("rings", rings)]),
+    }
+    rows.extend([
         ("ack offload", show::offload(vm).into()),
         ("congestion offload", show::congestion(vm).into()),
         ("connections", if flows.is_empty() { "none".into() } else { flows }),
@@ -172,7 +174,7 @@ fn all(out: &mut dyn Write, port: &PortStatus) -> io::Result<()> {
         ("sent by the guest", both(port.frames_from_port, port.bytes_from_port)),
         ("sent to the guest", both(port.frames_to_port, port.bytes_to_port)),
         ("waits for its buffers", bytes(port.backlog_bytes)),
-    ];
+    ]);
     if let Some(boost) = &vm.boost {
         let state = if boost.refused.is_empty() { "on" } else { boost.refused.as_str() };
         rows.push(("boost", format!("{state}; {} boosts", boost.boosts)));
@@ -289,5 +291,15 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
         }
+        let mut attached = port("web3", None);
+        attached.keys.insert("tap".into(), "\"vnet0\"".into());
+        let mut out = Vec::new();
+        all(&mut out, &attached).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let tap = "  tap                          vnet0\n";
+        assert!(
+            text.contains(tap) && !text.contains("  VMM ") && !text.contains("rings"),
+            "{text}"
+        );
     }
 }
