@@ -99,7 +99,7 @@ struct Worker {
 /// Of the other VMs on a VM's cores.
 #[derive(Debug)]
 struct Neighbours {
-    /// What they owe, and may come to owe by boosts that last.
+    /// Their debts, and those that boosts which last may add.
     unpaid_ns: u64,
     none_has_boost: bool,
     /// Some are favoured now, and have been for so long.
@@ -216,7 +216,7 @@ impl Booster {
                 self.judged_at = None;
             }
             Order::Gone { vm } => self.forget(vm),
-            // What the daemon said before it heard that it has to ask again.
+            // An order that the daemon sent before it heard that it has to ask again.
             Order::Boost { vm, .. } if self.vms.get(&vm).is_some_and(|vm| now < vm.later) => {}
             Order::Boost { vm, claim, for_us, taken } => {
                 let until = now.saturating_add(for_us.min(1_000_000) * 1000);
@@ -273,7 +273,7 @@ impl Booster {
         }
     }
 
-    /// Whoever wants a core may have it, first who has had least of his share.
+    /// VMs that want a core may have it, first the one that has had least of its share.
     fn serve(&mut self, now: u64) {
         self.vms.values_mut().for_each(|vm| vm.waits = vm.waits.filter(|it| now < it.wish.until));
         let waits = self.vms.iter().filter_map(|(&number, vm)| Some((number, vm, vm.waits?)));
@@ -301,7 +301,7 @@ impl Booster {
         }
     }
 
-    /// What a boost may take from its beginning on. `None`: the VM is not boosted at all.
+    /// CPU time that a boost may take from its beginning on. `None`: the VM is not boosted at all.
     fn allowance(&mut self, now: u64, number: u16, wish: Wish) -> Option<Result<Allowance, Wait>> {
         let around = self.neighbours_of(number);
         let vm = self.vms.get_mut(&number)?;
@@ -455,7 +455,7 @@ impl Booster {
         all
     }
 
-    /// Who may be boosted, and by which means.
+    /// Judges which VMs may be boosted, and by which means.
     fn judge(&mut self) {
         for vm in self.vms.values_mut() {
             vm.look(self.hierarchy.as_ref());

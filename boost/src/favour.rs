@@ -33,7 +33,7 @@ pub(crate) struct Vcpu {
     raised: i32,
     /// CPU time that it had when it was last looked at whether it runs.
     used_ns: u64,
-    /// What it had when that was last asked for.
+    /// Its turns when they were last asked for.
     pub(crate) had: Turns,
 }
 
@@ -51,7 +51,7 @@ impl Vcpu {
         new
     }
 
-    /// What it has had of its core; of a thread that has ended, the last that was seen.
+    /// Its turns on its core; of a thread that has ended, the last that was seen.
     pub(crate) fn turns(&mut self) -> Turns {
         self.had = self.thread.turns().unwrap_or(self.had);
         self.had

@@ -54,8 +54,8 @@ impl Entry {
         Self::Thread { pid, tid, start, policy: class.policy, priority: class.priority }
     }
 
-    /// As it was before. What is gone is as it should be, and so is what an operator has changed
-    /// meanwhile.
+    /// As it was before. A thread that is gone is as it should be, and so is one that an operator
+    /// has changed meanwhile.
     pub(crate) fn take_back(&self) -> io::Result<()> {
         match *self {
             Self::Thread { pid, tid, start, policy, priority } => {

@@ -1,4 +1,4 @@
-//! What a VM has had of its cores beyond its fair share (BST-02).
+//! CPU time that a VM has had of its cores beyond its fair share (BST-02).
 //!
 //! Sans-IO. A **share** is what the kernel would let a VM have of its cores at a moment: a thread
 //! that wants a core together with `n - 1` others has 1/n of it. The **excess** is the CPU time
@@ -7,7 +7,7 @@
 //! VM have too little, as the turns of its neighbours that follow a payment, is made good by a
 //! shorter next one. A VM that boosts give too little has a **credit**, up to [`CREDIT_MAX_NS`].
 //!
-//! Other programs, weights of cgroups, and real-time threads take or give a part of the share. What
+//! Other programs, weights of cgroups, and real-time threads take or give a part of the share. That
 //! part is measured where nobody on these cores has been boosted lately, so that boosts have no
 //! effect on it.
 
@@ -16,10 +16,10 @@ use crate::process::Turns;
 
 /// A VM that has had less than its share is owed no more than this.
 const CREDIT_MAX_NS: f64 = 20e6;
-/// What a VM that is neither favoured nor pays has beyond its share is at most the turn that the
-/// kernel has just given it: two slices.
+/// A VM that is neither favoured nor pays has beyond its share at most the turn that the kernel has
+/// just given it: two slices.
 const TURN_MAX_NS: f64 = 10e6;
-/// What a VM has while it pays does not make its excess larger than this.
+/// CPU time of a VM while it pays does not make its excess larger than this.
 const EXCESS_MAX_NS: f64 = 100e6;
 /// A VM that pays and wants its cores is even after this time, or nobody takes what it leaves.
 const PAYMENT_MAX_NS: u64 = 2_000_000_000;
@@ -374,7 +374,7 @@ mod tests {
         vm.runs(Mode::Favoured, 6 * MS, 6 * MS, beside(1));
         vm.runs(Mode::Paying, 12 * MS, 0, beside(1));
         assert!(vm.excess_us().abs() < 100.0, "{}", vm.excess_us());
-        // What it has beside boosts says nothing.
+        // Its CPU time beside boosts says nothing.
         for _ in 0..100 {
             vm.runs(Mode::Favoured, 10 * MS, 10 * MS, beside(1));
             vm.runs(Mode::Normal, 40 * MS, 40 * MS, beside(1));

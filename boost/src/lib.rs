@@ -15,8 +15,8 @@
 //! Each process sends the other a beat every 10 ms. If the booster dies or stands, the watcher
 //! kills it and takes back what is in the journal. If the watcher dies or stands, the booster takes
 //! back everything and ends. If the daemon dies, its socket closes; if it stands, it does not
-//! answer the booster's pings. What both processes left is taken back by `ExecStopPost=` and by the
-//! next start (`--take-back`).
+//! answer the booster's pings. Changes that both processes left are taken back by `ExecStopPost=`
+//! and by the next start (`--take-back`).
 //!
 //! Favoured is: a real-time class (`SCHED_RR` 1), or a cgroup's highest weight with a nice value
 //! that is a little lower. Paying back is: nice 19 or a tenth of the cgroup's weight. A thread is

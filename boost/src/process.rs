@@ -1,4 +1,4 @@
-//! What `/proc` tells of a VMM: its vCPU threads, and what they do (BST-05).
+//! A VMM, as `/proc` tells of it: its vCPU threads, and what they do (BST-05).
 
 use std::fs::{File, read_dir, read_to_string};
 use std::io;

@@ -1,4 +1,4 @@
-//! What daemon and booster say to each other: one JSON object a packet, over a UNIX socket of type
+//! Messages between daemon and booster: one JSON object a packet, over a UNIX socket of type
 //! SOCK_SEQPACKET on which the daemon listens. The booster connects, and connects again.
 //!
 //! The daemon first sends [`Order::Hello`] and an [`Order::Vm`] for each VM, with or without boost:
@@ -13,7 +13,7 @@ pub const VERSION: u32 = 3;
 /// Longest packet, in bytes.
 pub const PACKET_BYTES_MAX: usize = 4096;
 
-/// What a VM wants its core for; see `nightporter_core::tcp::wanting`.
+/// The reason why a VM wants its core; see `nightporter_core::tcp::wanting`.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Claim {
@@ -69,7 +69,7 @@ pub enum Order {
     Boost {
         /// Its number.
         vm: u16,
-        /// What for.
+        /// Its reason.
         claim: Claim,
         /// For so long, from now on, in microseconds.
         for_us: u64,

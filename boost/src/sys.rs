@@ -31,7 +31,7 @@ impl Class {
     }
 }
 
-/// Gives thread `tid` a class; 0 is the caller. What it forks has the default class. The nice value
+/// Gives thread `tid` a class; 0 is the caller. Its children have the default class. The nice value
 /// stays, also that of a thread which is real-time for a while, and so does a slice of its own
 /// (`_sched_setscheduler`, kernel/sched/syscalls.c, 6.12).
 pub(crate) fn set_class(tid: i32, class: Class) -> io::Result<()> {

@@ -14,7 +14,7 @@ use crate::policy::{Account, Allowance, Deferral, Ended, Row, SLEEP_MAX_NS, Wait
 use crate::process::{Process, Thread, Turns};
 use crate::protocol::{Budget, Claim};
 
-/// What a VM wants its core for.
+/// A VM's wish for its core.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Wish {
     pub(crate) claim: Claim,
@@ -23,7 +23,7 @@ pub(crate) struct Wish {
     pub(crate) taken: u32,
 }
 
-/// What a VM wants its core for, while its neighbours have a turn.
+/// A VM's wish for its core, while its neighbours have a turn.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waiting {
     pub(crate) wish: Wish,
@@ -44,7 +44,7 @@ pub(crate) struct Boost {
     pub(crate) seen_ns: u64,
     pub(crate) looked_at: u64,
     pub(crate) awake_at: u64,
-    /// What it owed at the beginning.
+    /// Its debt at the beginning.
     pub(crate) owed_ns: u64,
     /// CPU time of its threads at the beginning.
     used_before: u64,
@@ -226,7 +226,7 @@ impl Vm {
         hierarchy.means(dir, &|pid| pids.contains(&pid), others)
     }
 
-    /// What its threads have had together.
+    /// Turns of its threads together.
     fn turns(&mut self) -> Turns {
         self.vcpus.iter_mut().map(Vcpu::turns).fold(Turns::default(), |all, it| Turns {
             ran_ns: all.ran_ns + it.ran_ns,
@@ -272,14 +272,15 @@ impl Vm {
         self.share.is_whole() && self.lag.hardly_waits()
     }
 
-    /// What it owes to its neighbours.
+    /// Its debt to its neighbours.
     pub(crate) fn unpaid_ns(&self) -> u64 {
         let owes = self.mode != Mode::Normal || self.deferral.is_begun();
         if owes { self.lag.debt_ns() } else { 0 }
     }
 
-    /// What a boost has to leave of the VM's allowance: also the turn that the kernel gave it after
-    /// a payment, as long as its share is kept count of. Later that turn keeps no boost away.
+    /// The part of the VM's allowance that a boost has to leave: also the turn that the kernel gave
+    /// it after a payment, as long as its share is kept count of. Later that turn keeps no boost
+    /// away.
     pub(crate) fn owed_ns(&self, now: u64) -> u64 {
         if self.mode == Mode::Normal && !self.lag.is_active(now) { 0 } else { self.lag.debt_ns() }
     }
@@ -460,7 +461,7 @@ mod tests {
         assert_eq!(it.allowance, budget(14 * MS), "bytes may have more");
         it.go_on(wish(Claim::Reading), Ok(budget(14 * MS)));
         assert_eq!(it.allowance, budget(14 * MS));
-        // What a turn may have is used up.
+        // The part for turns is used up.
         it.go_on(wish(Claim::Turn), Err(Wait::Empty));
         assert_eq!(it.allowance, budget(2 * MS));
     }

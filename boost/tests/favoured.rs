@@ -341,7 +341,7 @@ fn bst_02_over_seconds_a_boosted_vm_has_no_more_than_its_share() {
     let own = [(); 4].map(|()| Cgroup::new(None));
     for (cgroups, means) in [([&one; 4], "nice"), (own.each_ref(), "weight")] {
         let [without, with] = shares(&cgroups, means);
-        // What a VM is due is known from before its boosts.
+        // A VM's share is known from before its boosts.
         if without.all.min(with.all) < 0.9 || (without.all - with.all).abs() > 0.04 {
             skips(&format!(
                 "shares, {means}: a busy core, {:.2} and {:.2} of it for these",

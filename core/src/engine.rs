@@ -68,7 +68,7 @@ use crate::time::Instant;
 use crate::wire::emit::TcpEmit;
 use crate::wire::virtio_net::VirtioNetHdr;
 
-/// What to do with the frame given to [`Engine::handle_frame`], perhaps edited in place.
+/// The fate of the frame given to [`Engine::handle_frame`], perhaps edited in place.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Verdict {
     /// Send it out of this port.
@@ -267,8 +267,8 @@ impl<'m> Engine<'m> {
         }
     }
 
-    /// What the VM of `port` wants its core for, at the end of a turn (BST-01); `None` without
-    /// boost.
+    /// The reason why the VM of `port` wants its core, at the end of a turn (BST-01); `None`
+    /// without boost.
     #[must_use]
     pub fn poll_want(&mut self, now: Instant, port: PortId) -> Option<Want> {
         let vm = &mut self.ports.get_mut(usize::from(port.0))?.as_mut()?.vm;

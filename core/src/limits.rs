@@ -144,8 +144,8 @@ pub const FLOWS_MAX: u32 = (1 << 22) - 1;
 /// 10,000 connection attempts per second; beyond that random ones become PASS.
 pub const SYN_RECORDS_PER_PORT: usize = 1024;
 /// ACKs of R in a row for what H did not see G send, none of them denied by G: then H believes them
-/// (SNOOP-42). Who guesses sequence and ACK within windows of 64 KiB hits once in 2^32 attempts,
-/// within 4 MiB once in 2^20; and has to hit so often before R or G say anything.
+/// (SNOOP-42). An attacker that guesses sequence and ACK within windows of 64 KiB hits once in 2^32
+/// attempts, within 4 MiB once in 2^20; and has to hit so often before R or G say anything.
 pub const AHEAD_ACKS: u8 = 3;
 /// For each of these ACKs G may have sent so many times R's largest window more: G is shown them,
 /// and R's window may have grown.
@@ -230,7 +230,7 @@ pub const MONITOR_VMS_MAX: usize = 1024;
 /// ms at 1 Mpps.
 pub const MONITOR_LOG_BYTES: usize = 2 << 20;
 
-// --- What one flow costs -----------------------------------------------------------------------
+// --- The cost of one flow ------------------------------------------------------------------------
 
 /// Bytes of a flow table slot besides the caller's `T`: key 48, neighbours in its ring 8,
 /// generation and marks 8.
@@ -267,8 +267,8 @@ pub const HEARTBEAT_STALE: Duration = Duration::from_secs(2);
 pub const LOCAL_RTO_MIN: Duration = Duration::from_millis(250);
 /// Local retransmission toward G: longest timeout, in running time (SNOOP-29).
 pub const LOCAL_RTO_MAX: Duration = Duration::from_secs(2);
-/// What was learned of the way behind G by a loss there is forgotten after so much running time
-/// without another (FWD-04).
+/// Knowledge of the way behind G from a loss there is forgotten after so much running time without
+/// another (FWD-04).
 pub const GUEST_PATH_AGE: Duration = Duration::from_secs(10);
 /// An answer of G that takes so much running time at the least is no local one: delayed ACKs are
 /// sent after 40 to 200 ms, but not always (FWD-01).

@@ -32,7 +32,7 @@ const UNSAFE_FILES: &[&str] = &[
     "attach/src/tap.rs",
     "boost/src/sys.rs",
     "daemon/src/sys.rs",
-    "daemon/src/toe/ucx/ucp.rs",
+    "daemon/src/sockets/ucx/ucp.rs",
     "guest/flood/src/libbpf.rs",
     "guest/src/bpf.rs",
     "guest/src/ioctl.rs",

@@ -49,7 +49,7 @@ impl ArenaFile {
     }
 
     /// Removes the file: nobody is owed anything, so the next daemon, of whatever version, starts
-    /// with nothing. What somebody put in its place stays.
+    /// with nothing. A file that somebody put in its place stays.
     ///
     /// # Errors
     /// Those of unlink(2).
@@ -297,7 +297,7 @@ fn allocate(
     Ok(())
 }
 
-/// What the log says of so many bytes whose allocation took so long. `None`: nothing.
+/// The log's words for so many bytes whose allocation took so long. `None`: nothing.
 fn slow(bytes: usize, took: Duration) -> Option<String> {
     let size = human_bytes((bytes as u64).next_multiple_of(1 << 20));
     (took > QUICK)

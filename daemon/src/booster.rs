@@ -46,7 +46,7 @@ struct Known {
     vcpu_cgroup: Option<String>,
     /// Its VMM, or 0.
     pid: i32,
-    /// What the booster was told last.
+    /// The last order to the booster.
     told: Option<wanting::Want>,
     /// When it was told last that its guest takes what it is owed.
     taken_at: Instant,
@@ -66,7 +66,7 @@ impl Known {
         }
     }
 
-    /// What the booster has to be told, now that the VM has this `want`.
+    /// The order that the booster needs, now that the VM has this `want`.
     fn tell(&mut self, now: Instant, want: Option<wanting::Want>) -> Option<Order> {
         let vm = self.port.0;
         if now < self.later {
@@ -139,8 +139,8 @@ pub(crate) fn path(config: &Config) -> Option<PathBuf> {
     is_wanted(config).then(|| config.daemon.control.with_file_name("boost.sock"))
 }
 
-/// Makes the socket at `path`. Whoever may reach it may connect, and only root and the daemon's own
-/// user are listened to: a booster that is root has no right to pass over file modes.
+/// Makes the socket at `path`. Every process that reaches it may connect, and only root and the
+/// daemon's own user are listened to: a booster that is root has no right to pass over file modes.
 pub(crate) fn open(path: &Path) -> io::Result<OwnedFd> {
     use std::fs::{Permissions, remove_file, set_permissions, symlink_metadata};
     use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -212,7 +212,7 @@ impl Booster {
         self.send(&Order::Gone { vm: port.0 });
     }
 
-    /// What the booster says of a VM; `None`: the VM has no boost.
+    /// The booster's account of a VM; `None`: the VM has no boost.
     pub(crate) fn status(&self, port: PortId) -> Option<BoostAccount> {
         let known = self.vms.iter().find(|known| known.port == port && known.boost.is_some())?;
         let mut account = known.account.clone().unwrap_or_default();

@@ -18,7 +18,7 @@ use crate::vhost::guest_mem::{GuestMemory, MemError};
 /// Files that a VM's front-ends have left behind are remembered one by one up to this many.
 const LEFT_MAX: usize = 256;
 
-/// What counts of the kernel's statistics: memory that it cannot have back (cgroup-v2.rst, and
+/// The kernel's statistics that count: memory that it cannot have back (cgroup-v2.rst, and
 /// cgroup-v1/memory.rst, whose totals are those of the group with the groups below it).
 const KEYS: [&str; 3] = ["anon", "shmem", "pagetables"];
 const KEYS_OF_V1: [&str; 2] = ["total_rss", "total_shmem"];
@@ -115,7 +115,7 @@ impl Left {
         let sum = others.fold(bytes, |sum, (_, len)| sum.saturating_add(*len));
         let is_known = left.iter().any(|(file, _)| files.contains(file));
         if sum > most {
-            // What is there already of a file that comes back is charged already.
+            // Pages of a file that comes back are charged already.
             if !has_room(if is_known { 0 } else { more }) {
                 return false;
             }

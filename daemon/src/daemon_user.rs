@@ -20,7 +20,7 @@ pub struct Judge {
     may_give: bool,
 }
 
-/// What the unit says (systemd.exec(5)).
+/// The unit's words (systemd.exec(5)).
 #[derive(Debug, Default, Eq, PartialEq)]
 struct Unit {
     user: String,

@@ -49,7 +49,7 @@ impl Place {
 
     /// A mapping is here from now on. The place was free.
     fn take(&self, start: usize, len: usize, block: usize) {
-        // Whoever sees one of the following has seen that the place was free.
+        // A thread that sees one of the following has seen that the place was free.
         fence(Ordering::Release);
         self.start.store(start, Ordering::Relaxed);
         self.len.store(len, Ordering::Relaxed);

@@ -3,7 +3,7 @@
 //! Read `worker` first: it is the event loop. `control` is a thread of its own for work that is not
 //! about frames.
 //! ARCHITECTURE.md lists the rooms, from top to bottom: none uses one above it. `unsafe` is only in
-//! `sys`, and with UCX also in `toe::ucx::ucp`.
+//! `sys`, and with UCX also in `sockets::ucx::ucp`.
 #![deny(unsafe_code)]
 
 pub mod arena_file;
@@ -30,6 +30,7 @@ mod refused;
 mod resting;
 pub mod sandbox;
 mod sleeps;
+pub mod sockets;
 pub mod spans;
 mod spare;
 mod start;
@@ -38,7 +39,6 @@ mod supervisor;
 mod sys;
 mod tap_address;
 mod timer;
-pub mod toe;
 mod token;
 pub mod vhost;
 mod watchdog;

@@ -1,9 +1,8 @@
 //! The pace at which the registry is told of a VM.
 //!
-//! A guest decides how often its listeners change and how often its network card is reset. What the
-//! registry is told of that reaches all hosts, and etcd keeps each value until it is compacted. So
-//! the writes about one VM are limited: [`BURST`] may follow each other, and then there is one per
-//! [`REFILL`].
+//! A guest decides how often its listeners change and how often its network card is reset. News for
+//! the registry reach all hosts, and etcd keeps each value until it is compacted. So the writes
+//! about one VM are limited: [`BURST`] may follow each other, and then there is one per [`REFILL`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +24,7 @@ pub(crate) struct Pace<K> {
     due: BTreeSet<(Instant, K)>,
 }
 
-/// What is remembered of one.
+/// The memory of one.
 #[derive(Debug, Default)]
 struct State {
     /// When [`BURST`] writes may follow each other again.

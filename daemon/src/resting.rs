@@ -1,14 +1,15 @@
-//! What rests for a while. A listener that cannot accept, for example because the process has no
-//! descriptor left for another connection, stays readable: it would be tried again and again, and
-//! log it each time. Instead it is left alone for a while. So is a front-end whose messages take
-//! more than their share. Queues without a notification are looked at in the same way, more often.
+//! Sources of events that rest for a while. A listener that cannot accept, for example because the
+//! process has no descriptor left for another connection, stays readable: it would be tried again
+//! and again, and log it each time. Instead it is left alone for a while. So is a front-end whose
+//! messages take more than their share. Queues without a notification are looked at in the same
+//! way, more often.
 
 use nightporter_core::time::{Duration, Instant};
 
 /// How long they rest.
 const REST: Duration = Duration::from_secs(1);
 
-/// What rests now: listeners, front-ends or queues.
+/// The sources that rest now: listeners, front-ends or queues.
 #[derive(Debug)]
 pub(crate) struct Resting<T> {
     list: Vec<T>,

@@ -270,7 +270,7 @@ mod tests {
     /// Milliseconds, and the turn and the VM's part in which each worker sleeps.
     type Seen = (u64, [Option<(u64, u64)>; 2]);
 
-    /// What is found when both workers were seen like this, in order.
+    /// The finding when both workers were seen like this, in order.
     fn found(looks: &[Seen]) -> Vec<(Watched, u64, u64)> {
         let [mut frames, mut sockets] = Watched::ALL.map(Witness::new);
         let mut found = Vec::new();

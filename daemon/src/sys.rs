@@ -160,7 +160,7 @@ pub(crate) fn map_forever(
     file: Flock<File>,
     len: usize,
 ) -> io::Result<(&'static mut [u8], &'static File)> {
-    // What is never dropped never unlocks.
+    // A value that is never dropped never unlocks.
     let file: &'static Flock<File> = Box::leak(Box::new(file));
     flock(file.as_fd(), FlockOperation::NonBlockingLockExclusive)?;
     let meta = file.metadata()?;
@@ -189,8 +189,8 @@ pub(crate) fn map_forever(
     // SAFETY: the mapping is `len` bytes, page-aligned, of any bit pattern, as u8 may be, and never
     // unmapped. This is the only reference into it: the file is in `MAPPED` from now on, so it is
     // mapped once, and in no other process, whose `map_forever` would want the lock that this one
-    // keeps. (Who is root or this user can write to the file without asking for a lock, as he can
-    // to /proc/self/mem.) Where the file has holes, an access takes memory for them; where there is
+    // keeps. (Root and this user can write to the file without asking for a lock, as they can to
+    // /proc/self/mem.) Where the file has holes, an access takes memory for them; where there is
     // none, or somebody has cut the file, it is a SIGBUS that ends the process (`on_bus_error`),
     // and no access to what is not there.
     // JUSTIFICATION: the arena is used as plain memory on the fast path.
@@ -359,7 +359,8 @@ pub(crate) fn take_without_checksum(socket: &UdpSocket) -> io::Result<()> {
 
 /// Whether a file takes words of eight bytes as an eventfd does, without one being written: a write
 /// of eight bytes that are nowhere fails with EFAULT there (Linux, fs/eventfd.c, `eventfd_write`),
-/// before anybody is woken. What cannot be written to, such as an epoll, says EINVAL or EBADF.
+/// before anybody is woken. A descriptor that cannot be written to, such as an epoll, says EINVAL
+/// or EBADF.
 pub(crate) fn may_be_eventfd(fd: BorrowedFd<'_>) -> bool {
     // SAFETY: the kernel reads eight bytes at address 0, where there is nothing, and says so.
     // JUSTIFICATION: safe wrappers take bytes that are there, and a write of those calls all that

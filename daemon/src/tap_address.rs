@@ -14,7 +14,8 @@ use std::sync::OnceLock;
 
 use twox_hash::XxHash64;
 
-/// What tells this host from others, of the first that can be read: machine-id(5), its name.
+/// The name that tells this host from others, of the first that can be read: machine-id(5), its
+/// name.
 const IDENTITIES: [&str; 2] = ["/etc/machine-id", "/proc/sys/kernel/hostname"];
 
 /// This host's, and the daemon's on it.

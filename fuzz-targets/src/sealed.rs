@@ -12,7 +12,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 
 use arbitrary::Unstructured;
-use nightporterd::toe::SealedReader;
+use nightporterd::sockets::SealedReader;
 use rustix::io::ioctl_fionread;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustls::client::Resumption;

@@ -13,7 +13,7 @@ use arbitrary::Unstructured;
 use nightporter_core::toe::errno::Errno;
 use nightporter_core::toe::id::{ShadowId, Side};
 use nightporter_core::toe::message::{DATA_MAX, Kind, LEN, Message, REQUEST_LEN, Request};
-use nightporterd::toe::{Heard, StreamReader};
+use nightporterd::sockets::{Heard, StreamReader};
 use rustix::io::{ioctl_fionread, write};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 

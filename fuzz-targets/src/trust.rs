@@ -14,7 +14,7 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use nightporter_registry::tls::Files;
-use nightporterd::toe::trust_rehearsal::{Stranger, files_prove, is_certificate_of};
+use nightporterd::sockets::trust_rehearsal::{Stranger, files_prove, is_certificate_of};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};

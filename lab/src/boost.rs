@@ -41,7 +41,7 @@ const LOOK_MS: u8 = 1;
 const ORDER_MS: u8 = 4;
 const ORDERED: Duration = Duration::from_millis(20);
 
-/// Who boosts now.
+/// The source of boosts now.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Source {
     /// Nobody.

@@ -99,12 +99,12 @@ pub fn run(options: &Options) -> Result<bool> {
     Ok(kept)
 }
 
-/// What was seen while so many were boosted.
+/// The findings while so many were boosted.
 #[derive(Debug, Default)]
 struct Seen {
     /// CPU time of each VM.
     used: [Duration; VMS],
-    /// What each had less than a third of what all had, for each window, in percent of it.
+    /// The loss of each against a third of what all had, for each window, in percent of it.
     losses: [Vec<f64>; VMS],
 }
 

@@ -189,7 +189,7 @@ impl Daemon {
         self.process.check_alive()
     }
 
-    /// What it has had of its core so far.
+    /// Its time on its core so far.
     ///
     /// # Errors
     /// It is gone.

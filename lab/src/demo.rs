@@ -169,7 +169,7 @@ fn find_passt(options: &mut Options, progress: &mut Progress) -> Option<Passt> {
     }
 }
 
-/// What cases are made of.
+/// The parts of cases.
 #[derive(Clone, Copy)]
 struct Kit<'a> {
     image: &'a Image,

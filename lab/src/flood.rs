@@ -72,7 +72,7 @@ impl Guest {
         }
     }
 
-    /// What the guest's TCP has counted, by how the counters' names begin.
+    /// The counters of the guest's TCP, by how their names begin.
     ///
     /// # Errors
     /// There is none of such a name.
@@ -103,8 +103,8 @@ pub struct Complaints {
 }
 
 impl Complaints {
-    /// Whether there is more that no good citizen makes rise. What a guest sends again is not: it
-    /// may probe whenever it has lost its core.
+    /// Whether there is more that no good citizen makes rise. A segment that a guest sends again is
+    /// not: it may probe whenever it has lost its core.
     #[must_use]
     pub fn rose_since(&self, before: &Self) -> bool {
         let of = |it: &Self| [it.guest_timeouts, it.remote_paws, it.remote_acks_skipped];
@@ -113,7 +113,7 @@ impl Complaints {
 }
 
 impl World {
-    /// What the TCPs of a guest and of the remote have found wrong so far.
+    /// Faults that the TCPs of a guest and of the remote have found so far.
     ///
     /// # Errors
     /// The guest does not answer.

@@ -36,12 +36,12 @@ use serde::Serialize;
 
 use crate::host::Remote;
 use crate::sys;
-pub use late::Late;
+pub use lateness::Late;
 use watch::Watch;
 use wire::Wire;
 
 mod harm;
-mod late;
+mod lateness;
 pub mod watch;
 mod wire;
 
@@ -445,8 +445,8 @@ fn throughput(rate: u64, remote: &Remote, host: Ipv4Addr) -> Result<f64> {
                 break;
             }
             got += len;
-            // What waits here when the clock starts would count as if it came afterwards: the
-            // clock starts when a read has found less than it had room for.
+            // Frames that wait here when the clock starts would count as if they came afterwards:
+            // the clock starts when a read has found less than it had room for.
             if (half..half + half / 2).contains(&got) && !caught_up {
                 caught_up = len < chunk.len();
                 start = (caught_up || start.is_none()).then(|| (got, Instant::now())).or(start);

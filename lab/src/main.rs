@@ -230,7 +230,7 @@ enum Command {
     },
 }
 
-/// What the demo shows: the two cases that say most, or the one that was asked for.
+/// The demo's cases: the two cases that say most, or the one that was asked for.
 fn cases(sched: Option<Scheduler>, link: Option<Link>) -> Vec<(Scheduler, Link)> {
     match (sched, link) {
         (None, None) => vec![(Scheduler::Eevdf, Link::Lan), (Scheduler::Strict30, Link::Metro)],

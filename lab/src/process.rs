@@ -117,7 +117,7 @@ pub fn tail(log: &Path) -> String {
     lines[lines.len().saturating_sub(8)..].join("\n  ")
 }
 
-/// What a thread has had of its core so far.
+/// A thread's time on its core so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CpuUse {
     /// Time on it.

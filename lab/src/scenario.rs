@@ -54,8 +54,8 @@ enum Run {
     Between(Between),
 }
 
-/// Name, guests by kind, what happens in the world. Whose name begins with `long_` is run only if
-/// asked for.
+/// Name, guests by kind, what happens in the world. A scenario whose name begins with `long_` is
+/// run only if asked for.
 const IN_WORLD: [(&str, Kind, InWorld); 22] = [
     ("ten_megabytes_arrive_whole_each_way_and_as_an_echo", Kind::Qemu, ten_megabytes_each_way),
     ("a_user_mode_linux_guest_takes_and_sends_data", Kind::Uml, ten_megabytes_each_way),
@@ -243,7 +243,7 @@ impl Images {
 }
 
 impl Images {
-    /// What is not to be had here, and this scenario needs.
+    /// A thing that is not to be had here, and this scenario needs.
     fn lacks(&self, name: &str, kind: Kind) -> Option<&str> {
         match kind {
             Kind::UmlNat => self.no_nat.as_deref(),

@@ -87,8 +87,8 @@ impl fmt::Display for Scheduler {
     }
 }
 
-/// The guests compete for as long as this lives. What it changed outside the guests is in the
-/// run's journal.
+/// The guests compete for as long as this lives. Its changes outside the guests are in the run's
+/// journal.
 #[derive(Debug)]
 pub struct Competition {
     _rotation: Option<Rotation>,

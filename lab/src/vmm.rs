@@ -136,7 +136,7 @@ impl Guest {
         kill(Pid::from_raw(self.pid()), signal).with_context(|| self.name.clone())
     }
 
-    /// What runs it.
+    /// Its VMM.
     #[must_use]
     pub const fn vmm(&self) -> Vmm {
         self.vmm
@@ -180,7 +180,7 @@ impl Guest {
         Ok(threads)
     }
 
-    /// What its vCPU threads, and all other threads of its VMM, have had of their cores so far.
+    /// The time of its vCPU threads, and of all other threads of its VMM, on their cores so far.
     ///
     /// # Errors
     /// The guest is gone.

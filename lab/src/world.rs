@@ -64,7 +64,7 @@ pub struct World {
     host: Host,
 }
 
-/// What a world has besides guests, taps and a remote host.
+/// The parts of a world besides guests, taps and a remote host.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Plan<'a> {
     /// The daemon, and a NIC of each guest on it.

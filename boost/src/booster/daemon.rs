@@ -38,7 +38,7 @@ impl Daemon {
         if connect(&socket, &address).is_err() {
             return Ok(None);
         }
-        // Whoever may replace the socket is root or the daemon's user; a stranger's is refused.
+        // The socket can be replaced by root and the daemon's user alone; a stranger's is refused.
         let owner = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(path)?);
         let peer = socket_peercred(&socket)?;
         if peer.uid.as_raw() != owner && !peer.uid.is_root() {
@@ -102,8 +102,8 @@ impl Daemon {
         self.send(&Report::Later { vm, for_us });
     }
 
-    /// What finds no room is lost: the next account says the same, and a ping without an answer is
-    /// what it is for.
+    /// A report that finds no room is lost: the next account says the same, and a ping without an
+    /// answer is what it is for.
     fn send(&self, report: &Report) {
         let _ = send(&self.socket, &report.packet(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }

@@ -384,7 +384,7 @@ impl Booster {
         assert!(!self.child.wait().unwrap().success());
     }
 
-    /// What `--take-back` says.
+    /// The output of `--take-back`.
     pub(crate) fn takes_back(&self) -> String {
         let mut command = Command::new(env!("CARGO_BIN_EXE_nightporter-boost"));
         let output = command.arg("--take-back").arg("--journal").arg(&self.paths[1]).output();

@@ -81,7 +81,7 @@ impl Rates {
 }
 
 impl Engine<'_> {
-    /// What [`Self::set_rate_limit`] has set.
+    /// The limit of [`Self::set_rate_limit`].
     #[must_use]
     pub fn rate_limit(&self, port: PortId, direction: Direction) -> Option<u64> {
         self.rates.of(port, direction).map(|rate| rate.bytes_per_s())

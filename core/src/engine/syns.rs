@@ -56,7 +56,7 @@ impl Engine<'_> {
         self.remember_syn(now, port, key, id, ip, tcp);
     }
 
-    /// What R's SYN offers, until G answers.
+    /// The options of R's SYN, until G answers.
     pub(super) fn remember_syn(
         &mut self,
         now: Instant,

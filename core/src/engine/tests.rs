@@ -95,7 +95,8 @@ fn inv_20_what_is_done_to_many_flows_is_done_in_steps() {
         assert_eq!(steps, 2 * (MANY as usize + 4).div_ceil(STEP), "a walk that begins anew is one");
         assert!(!engine.walks.any());
     });
-    // Who is turned on again is not drained any further, and who is gone is not walked over.
+    // A VM that is turned on again is not drained any further, and one that is gone is not walked
+    // over.
     with_engine(|engine, _| {
         engine.set_offload(NOW, busy, false);
         engine.handle_timeout(NOW);

@@ -1,4 +1,4 @@
-//! What the switch learns from frames: the MACs behind an uplink, the MAC of a guest.
+//! The switch learns from frames: the MACs behind an uplink, the MAC of a guest.
 
 use hashbrown::hash_table::Entry;
 

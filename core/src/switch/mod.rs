@@ -27,7 +27,7 @@ mod learning;
 mod listing;
 mod memo;
 mod networks;
-mod told;
+mod stations;
 mod trust;
 mod vlans;
 
@@ -38,7 +38,7 @@ use hashbrown::hash_table::Entry;
 pub use self::listing::{Known, MacPlace};
 use self::memo::Memo;
 pub(crate) use self::networks::Networks;
-use self::told::TOLD_VLAN;
+use self::stations::TOLD_VLAN;
 use crate::drops::DropReason;
 use crate::limits::MAC_AGE;
 use crate::port::{PortId, Vlans};

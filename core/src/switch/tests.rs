@@ -475,7 +475,7 @@ fn what_a_vmm_announces_while_another_guest_has_it_counts_when_that_one_has_gone
     switch.forget_learned(T0, B);
     assert_eq!(says(&mut switch), Ok(()));
     assert_eq!(switch.lookup(T0, A, untagged(), MAC_B), Out::Port(C));
-    // Whoever is behind the port next has not been announced.
+    // The next guest behind the port has not been announced.
     switch.forget_learned(T0, C);
     switch.add_guest(B, None, None).unwrap();
     switch.check_source(T0, B, &from(MAC_FAR, v4(12))).unwrap();

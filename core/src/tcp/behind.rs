@@ -1,4 +1,4 @@
-//! What is behind G: the connection may end there, and not in G (FWD-01 to FWD-03, FWD-06).
+//! The way behind G: the connection may end there, and not in G (FWD-01 to FWD-03, FWD-06).
 
 use crate::limits::{
     GUEST_PATH_MTU_MIN, LOCAL_RTO_MAX, LOCAL_RTO_MIN, LOWER_TTLS, PATH_MTU_AGE, REFUSED_RUNNING,
@@ -52,7 +52,7 @@ impl Flow {
         }
     }
 
-    /// The flow has a place again. What it knew of the path went with the last one, but for the
+    /// The flow has a place again. Its knowledge of the path went with the last one, but for the
     /// timeout: the next acknowledgement says whether there is such a path (FWD-04).
     pub(super) fn begin_again_on_path(&mut self) {
         if self.timers.has_rto_beyond() && self.losses.path().is_none() {

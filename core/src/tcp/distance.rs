@@ -1,10 +1,10 @@
 //! Whether a connection ends in G, in a container of G, or behind it (FWD-01, FWD-02).
 //!
 //! Ack offload is for connections that end in G: behind a guest that forwards there is a path with
-//! an MTU, a rate and a delay of its own, and R's TCP is that path's only congestion control. What
-//! is known at the handshake decides: how far the TTL of G's first frame is below a common initial
-//! one, whose MAC it has, and how quickly G answers. What is found later is remembered for the
-//! server's next connections.
+//! an MTU, a rate and a delay of its own, and R's TCP is that path's only congestion control. The
+//! handshake decides: how far the TTL of G's first frame is below a common initial one, whose MAC
+//! it has, and how quickly G answers. A later finding is remembered for the server's next
+//! connections.
 
 use crate::limits::{ANSWERS_KNOWN, NEAR_ANSWER_MS, SERVERS_PER_VM, T_NOT_LOCAL};
 use crate::time::{Duration, Instant};
@@ -25,7 +25,7 @@ pub enum Distance {
 
 saved_enum!(Distance { Local = 0, Near = 1, Far = 2 });
 
-/// What a handshake shows of G.
+/// The signs of G in a handshake.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Signs {
     /// TTL or hop limit of G's SYN or SYN-ACK.
@@ -100,7 +100,7 @@ impl Servers {
         self.0.iter().find(|server| server.address == address)
     }
 
-    /// What is known of it; if need be in the place of the server that was not used for longest.
+    /// The entry of a server; if need be in the place of the server that was not used for longest.
     fn entry(&mut self, now: Instant, address: (IpAddr16, u16)) -> &mut Server {
         let at = self.0.iter().position(|server| server.address == address).unwrap_or_else(|| {
             let new = Server {

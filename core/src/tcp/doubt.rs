@@ -13,7 +13,7 @@ use crate::time::{Duration, Instant};
 use crate::wire::packet::IpAddr16;
 use crate::wire::saved::saved;
 
-/// What all probes of a row take.
+/// Time that all probes of a row take.
 const PATIENCE: Duration = DOUBT_PROBE_INTERVAL.saturating_mul(DOUBT_PROBES as u64);
 /// Addresses of a VM that are followed.
 const ADDRESSES_MAX: usize = 16;

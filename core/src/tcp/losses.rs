@@ -77,7 +77,7 @@ saved! {
     check |it| it.mss_before >= limits::PAYLOAD_MIN
 }
 
-/// What an idle flow takes for which H has sent.
+/// Memory of an idle flow for which H has sent.
 const _: () = assert!(size_of::<Known>() + size_of::<Before>() <= limits::SENDER_MEMORY_BYTES);
 
 impl Losses {

@@ -25,7 +25,7 @@
 //! path when everything is understood, and lets it go when nothing is owed. [`state`] has every
 //! transition, [`timers`] the deadlines of a flow. Everything else is forwarded verbatim.
 //!
-//! # Who writes what
+//! # Writers of each part
 //!
 //! | File | Writes |
 //! |---|---|

@@ -144,7 +144,7 @@ impl SynInfo {
     }
 }
 
-/// What the two offers amount to, or why the flow must stay PASS.
+/// The options that the two offers give, or why the flow must stay PASS.
 ///
 /// `client` is the SYN, `server` the SYN-ACK. The shifts and sizes come out by guest and remote.
 pub fn negotiate(client: SynInfo, server: SynInfo) -> Result<(bool, bool, bool), Why> {
@@ -182,8 +182,8 @@ pub struct Offers {
 saved!(Offers { r, g, ttl_g, is_of_a_station });
 
 impl Offers {
-    /// What the handshake shows of G, which completes it, or has answered R; `server`: if it is
-    /// that.
+    /// The signs of G in the handshake, which it completes or in which it has answered R; `server`:
+    /// if it is that.
     pub(crate) fn signs(&self, now: Instant, server: Option<(IpAddr16, u16)>) -> Signs {
         Signs {
             ttl: self.ttl_g,

@@ -85,7 +85,7 @@ pub(crate) struct Receiver {
     record: Option<RecordId>,
     /// CE was seen and R has not answered with CWR (SNOOP-19).
     ece: bool,
-    /// What is unusual about it, nearly always nothing.
+    /// Its unusual states, nearly always none.
     odd: Odd,
     /// The store ran into its bound since it was last empty (SNOOP-39).
     filled: bool,
@@ -127,7 +127,7 @@ impl Receiver {
         Self { edge: edge.max(next), record, ..Self::new(now, next) }
     }
 
-    // --- What it knows -------------------------------------------------------------------------
+    // --- Its knowledge ---------------------------------------------------------------------------
 
     /// Next in-order byte expected from R.
     #[inline]

@@ -34,7 +34,7 @@ use crate::wire::saved::{BadImage, NUMBER_MAX, Reader, Saved, Writer};
 
 /// Unwrapped numbers begin here (COM-01).
 const NUMBER_MIN: u64 = 1 << 32;
-/// What a window field can show at most.
+/// The largest window that a window field can show.
 const WINDOW_MAX: u64 = (u16::MAX as u64) << 14;
 /// Serial comparison needs this.
 const DISTANCE_MAX: u64 = 1 << 31;

@@ -37,7 +37,7 @@ impl Stream {
     }
 }
 
-/// What a sender needs besides its own numbers.
+/// Things that a sender needs besides its own numbers.
 #[derive(Debug)]
 pub(crate) struct Sending<'a> {
     /// The bytes to send.
@@ -218,7 +218,7 @@ impl Sender {
         (to - from).min((room - room % mss).max(if from == self.una { mss } else { 0 }))
     }
 
-    /// What is under way.
+    /// Bytes under way.
     const fn under_way(&self) -> UnderWay {
         UnderWay { una: self.una, next: self.next, sent: self.sent }
     }
@@ -244,7 +244,7 @@ impl Sender {
         if useful { room } else { 0 }
     }
 
-    /// What the window of the way behind G leaves, in whole segments.
+    /// Room that the window of the way behind G leaves, in whole segments.
     #[inline(never)]
     fn room_on_path(&self, mss: u64, losses: &Losses) -> u64 {
         let Some((path, r)) = losses.path_and_guest() else { return u64::MAX };

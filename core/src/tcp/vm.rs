@@ -197,13 +197,13 @@ pub struct Vm {
     pub fragment_from_guest: Option<(Instant, IpAddr16)>,
     /// Remote and guest port of connections this guest refused, and when; newest last (SNOOP-32).
     pub refused: VecDeque<(IpAddr16, u16, Instant)>,
-    /// Who is owed bytes, or a turn: only if the VM has boost (BST-01).
+    /// The VM's claims to its core: only if the VM has boost (BST-01).
     pub wanting: Option<Box<Wanting>>,
     /// Which of its connections end in the guest, if the operator knows (FWD-02).
     pub local: Local,
     /// The TTL of the guest's own packets, if it is none of the common ones.
     pub guest_ttl: Option<u8>,
-    /// What H knows of servers behind the guest.
+    /// H's knowledge of servers behind the guest.
     pub(crate) servers: Servers,
     /// Counters.
     pub counters: VmCounters,
@@ -270,7 +270,7 @@ impl Vm {
             announced: _,
             // It begins anew: a boost lasts for microseconds.
             wanting: _,
-            // What this host has done for it.
+            // This host's work for it.
             counters: _,
             leads: _,
             clock,

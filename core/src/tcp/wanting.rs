@@ -1,5 +1,5 @@
-//! Who is owed bytes, or a turn to send, and until when (BST-01): the reasons for which a VM's
-//! vCPUs are boosted.
+//! VMs that are owed bytes, or a turn to send, and until when (BST-01): the reasons for which a
+//! VM's vCPUs are boosted.
 //!
 //! A [`Wanting`] exists for each VM that has boost, and for no other. Flows report two kinds of
 //! events to it:
@@ -24,7 +24,7 @@ use crate::limits::{
 };
 use crate::time::{Duration, Instant};
 
-/// What a VM wants its core for.
+/// The reason why a VM wants its core.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Claim {
     /// Bytes that H has acknowledged and G has not.
@@ -35,7 +35,7 @@ pub enum Claim {
     Turn,
 }
 
-/// What G owes the acknowledgement of on one flow: bytes that were acknowledged early.
+/// Bytes of one flow whose acknowledgement G owes: bytes that were acknowledged early.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Owed {
     /// G has acknowledged everything before this offset.
@@ -47,7 +47,7 @@ pub(crate) struct Owed {
 /// A VM wants its core.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Want {
-    /// What for.
+    /// Its reason.
     pub claim: Claim,
     /// It ends then, if nothing happens before.
     pub until: Instant,
@@ -137,7 +137,7 @@ impl Wanting {
         if self.goes_on { T_READING_ON } else { T_READING }
     }
 
-    /// What the VM wants now. To be called at the end of a turn, when flows know what they owe.
+    /// The VM's wish now. To be called at the end of a turn, when flows know what they owe.
     /// `has_seen_all`: G has seen everything that it was given; `owed`: [`Flow::owed_bytes`] of a
     /// flow, `None` also if there is no such flow any more.
     ///

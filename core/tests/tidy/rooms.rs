@@ -41,7 +41,7 @@ const HOUSES: &[House] = &[
             ("start", &["arguments", "daemon_user", "host_check", "sandbox", "start"]),
             ("control", &["change", "control"]),
             ("worker", &["arena_file", "booster", "worker"]),
-            ("sockets", &["toe"]),
+            ("sockets", &["sockets"]),
             ("port", &["port", "token"]),
             ("vhost", &["charges", "vhost"]),
             (

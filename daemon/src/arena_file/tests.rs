@@ -41,7 +41,7 @@ fn end(arena: Arena<'static>, lock: ArenaFile) {
     sys::end_of_process(arena, lock.file);
 }
 
-/// What an arena of this size takes, in whole pages of memory.
+/// Memory of an arena of this size, in whole pages.
 fn memory_of(size: ArenaSize) -> u64 {
     let pages = Arena::ranges(PLACES, size).map(|r| r.end.div_ceil(4096) - r.start / 4096);
     pages.iter().sum::<usize>() as u64 * 4096
@@ -131,7 +131,7 @@ fn an_arena_that_its_daemon_removes_as_it_ends_is_not_taken_over() {
     assert_eq!(second.file.metadata().unwrap().ino(), there.ino());
     let e = open(&dir.path(), SMALL).unwrap_err();
     assert!(matches!(e, ArenaFileError::InUse(_)), "{e}");
-    // What is not its own stays.
+    // A file that is not its own stays.
     std::fs::rename(dir.path(), dir.0.join("away")).unwrap();
     std::fs::write(dir.path(), "precious").unwrap();
     second.remove().unwrap();
@@ -195,7 +195,7 @@ fn an_arena_grows_while_it_is_used() {
     assert_eq!(dir.memory(), memory_of(larger));
     let e = lock.grow(larger, ArenaSize { pages: PLACES.pages + 1, ..larger }).unwrap_err();
     assert!(matches!(e, ArenaFileError::NoRoom { .. }), "{e}");
-    // What its daemon took and did not come to use is given back by the next one.
+    // Memory that its daemon took and did not come to use is given back by the next one.
     lock.grow(larger, ArenaSize { records: 8, pages: 4000 }).unwrap();
     end(arena, lock);
     let _opened = open(&dir.path(), larger).unwrap();
@@ -312,7 +312,7 @@ fn what_is_mapped_for_ever_is_whole_locked_and_mapped_once() {
     let lock = |file, how| Flock::lock(file, how).map_err(|(_, e)| e).unwrap();
     file().set_len(4096).unwrap();
     let errno = |lock, len| sys::map_forever(lock, len).unwrap_err().raw_os_error();
-    // Whoever shares the lock may map it as well.
+    // A process that shares the lock may map it as well.
     let shared = [file(), file()].map(|file| lock(file, FlockArg::LockSharedNonblock));
     let [one, _other] = shared;
     assert_eq!(errno(one, 4096), Some(libc::EWOULDBLOCK));

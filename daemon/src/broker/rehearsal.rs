@@ -34,8 +34,8 @@ impl Rehearsal {
         })
     }
 
-    /// What an answer of the broker is taken for: a descriptor with the number of its interface,
-    /// none, or a refusal and what to do about it.
+    /// The meaning of an answer of the broker: a descriptor with the number of its interface, none,
+    /// or a refusal and what to do about it.
     ///
     /// # Errors
     /// The answer cannot be sent.
@@ -48,7 +48,7 @@ impl Rehearsal {
         Ok(said.map_err(|Refusal { what, fix, .. }| (what, fix)))
     }
 
-    /// What an answer of the connector is taken for.
+    /// The meaning of an answer of the connector.
     ///
     /// # Errors
     /// The answer cannot be sent.
@@ -62,8 +62,8 @@ impl Rehearsal {
         Ok(connector.connect(0))
     }
 
-    /// What an answer of the dialer is taken for: the daemon's number, and a connection, or why
-    /// there is none. `None`: the other host is not reached.
+    /// The meaning of an answer of the dialer: the daemon's number, and a connection, or why there
+    /// is none. `None`: the other host is not reached.
     ///
     /// # Errors
     /// The answer cannot be sent.

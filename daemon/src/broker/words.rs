@@ -33,8 +33,8 @@ pub(super) const JOIN: u8 = 2;
 const ENLARGE: u8 = 3;
 const ATTACH: u8 = 4;
 
-/// The first byte of an answer. What is not done may be possible later, or never while the daemon
-/// runs.
+/// The first byte of an answer. A request that is not done may be possible later, or never while
+/// the daemon runs.
 const DONE: u8 = 0;
 const REFUSED: u8 = 1;
 const BUSY: u8 = 2;

@@ -104,7 +104,7 @@ impl Resources {
         self.freed.extend(sockets_of(vm).into_iter().map(|(_, path)| path));
     }
 
-    /// What was opened for `step`.
+    /// The things that were opened for `step`.
     pub(crate) fn take(&mut self, step: &Step, owners: &Owners) -> Opened {
         let port = |ports: &mut BTreeMap<_, _>, name| Opened {
             port: ports.remove(name),

@@ -132,7 +132,7 @@ impl Config {
         text
     }
 
-    /// Whether its parts fit together, as after one of them has changed. What runs may have
+    /// Whether its parts fit together, as after one of them has changed. A running VM may have
     /// congestion offload without ack offload, for commands turn off one by one.
     ///
     /// # Errors

@@ -23,7 +23,7 @@ table! {
         /// turn.
         etcd: Vec<Endpoint> = required(
             members, "list the members' client URLs, as in [\"https://192.0.2.10:2379\"]");
-        /// What all keys begin with: default `/nightporter/`. Hosts with another know nothing of
+        /// The beginning of all keys: default `/nightporter/`. Hosts with another know nothing of
         /// these.
         prefix: String = default(
             "/nightporter/".into(), prefix,
@@ -32,7 +32,7 @@ table! {
         /// Default 10; 2 to 3600. A sign of life costs a request every third of it; a short time
         /// ends the entries of a host that cannot reach etcd for a moment.
         ttl_s: u16 = default(10, integer(2..=3600), "give seconds; 10 is the default");
-        /// Who vouches for the members' certificates. Default: those whom Debian trusts.
+        /// The authorities for the members' certificates. Default: those whom Debian trusts.
         ca: PathBuf = default("/etc/ssl/certs/ca-certificates.crt".into(), path, FILE_FIX);
         /// A certificate of this host, if members ask for one. With `key`.
         certificate: Option<PathBuf> = optional(path, FILE_FIX);
@@ -46,7 +46,7 @@ table! {
 }
 
 impl RegistryConfig {
-    /// What TLS takes, if a member speaks it.
+    /// The parts of TLS, if a member speaks it.
     pub(crate) fn tls_files(&self) -> impl Iterator<Item = &Path> {
         let files = [Some(&self.ca), self.certificate.as_ref(), self.key.as_ref()];
         let says_tls = self.etcd.iter().any(|member| member.is_tls);

@@ -343,7 +343,7 @@ fn a_boost_has_cpu_time_and_a_window() {
 fn congestion_offload_is_for_connections_with_ack_offload() {
     let vm = |more: &str| format!("[[vm]]\nname = \"a\"\n{more}\ncongestion_offload = true\n");
     assert!(parse(&vm("")).unwrap().vms[0].congestion_offload);
-    // Who runs may have the one without the other: a command turned it off.
+    // A running VM may have the one without the other: a command turned it off.
     let mut running = parse(&vm("")).unwrap();
     running.vms[0].ack_offload = false;
     running.check().unwrap();

@@ -67,7 +67,7 @@ pub(super) struct Directory {
     joined: BTreeMap<u32, Host>,
     /// Open overlays, which know what the registry knows.
     overlays: BTreeMap<u32, Peers>,
-    /// What is claimed here.
+    /// The claims of this host.
     own: BTreeMap<Key, Own>,
     /// VMs of this host on overlays, be they claimed or not.
     vms: BTreeMap<String, Vm>,
@@ -87,7 +87,7 @@ pub(super) struct Directory {
 #[derive(Debug)]
 struct Own {
     station: Station,
-    /// What has become of the claim.
+    /// The state of the claim.
     claim: Claim,
     /// Other hosts reach the VM's listeners.
     is_untagged: bool,

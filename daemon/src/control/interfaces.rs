@@ -196,7 +196,7 @@ impl Interfaces {
         }
     }
 
-    /// What a status says of them.
+    /// Their lines in a status.
     pub(super) fn complete(&self, ports: &mut [PortStatus]) {
         for port in ports {
             let at = self.ports.iter().find(|at| at.wanted.name() == port.name);

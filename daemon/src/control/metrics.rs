@@ -86,7 +86,7 @@ impl MetricsServer {
             if stream.set_nonblocking(true).is_err() {
                 continue;
             }
-            // Whoever has asked waits for the next answer, which is there soon.
+            // A user that has asked waits for the next answer, which is there soon.
             let has_asked = |place| self.waiting.iter().any(|(waits, _)| *waits == place);
             let conn = Conn::new(stream, REQUEST_BYTES_MAX);
             let place = self.clients.insert_beside(conn, has_asked);

@@ -1,4 +1,4 @@
-//! What a worker does with the descriptors of a front-end, whichever device is behind the port.
+//! The descriptors of a front-end in a worker, whichever device is behind the port.
 
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};

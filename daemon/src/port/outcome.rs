@@ -1,4 +1,4 @@
-//! What became of a frame that left by an overlay: of its datagrams to one peer or to all.
+//! The outcome of a frame that left by an overlay: of its datagrams to one peer or to all.
 
 use nightporter_core::drops::DropReason;
 use nightporter_core::limits::COPY_COST;

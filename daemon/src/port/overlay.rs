@@ -73,7 +73,7 @@ pub struct OverlayPort {
     drops: [u64; DropReason::ALL.len()],
 }
 
-/// What was received in a turn that began then.
+/// Packets that were received in a turn that began then.
 #[derive(Debug)]
 struct Counts {
     turn: Instant,
@@ -395,7 +395,7 @@ impl OverlayPort {
     fn look_at_path(&mut self, now: Instant, peer: PeerId, refused: Option<u16>) {
         let Some(to) = self.peers.get(usize::from(peer.0)) else { return };
         let believed = self.overlay.mtu(now, To::Peer(peer));
-        // What the kernel does not take itself is true. The rest is what others say.
+        // An error that the kernel does not take itself is true. The rest is what others say.
         let is_said = refused.is_none();
         let ends = (self.config.local.ip(), to);
         let Some(mtu) = self.paths.ask(now, usize::from(peer.0), ends, refused, believed) else {

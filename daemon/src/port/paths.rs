@@ -1,4 +1,4 @@
-//! What the paths to peers of an overlay take.
+//! The widths of the paths to peers of an overlay.
 //!
 //! The kernel refuses a datagram that is longer than its own interface takes, and nothing else: it
 //! learns of narrower paths from ICMP errors, which anybody on the way can make up (the addresses
@@ -16,7 +16,7 @@ use nightporter_core::time::{Duration, Instant};
 use nix::sys::socket::{SockaddrStorage, connect};
 use rustix::net::sockopt as option;
 
-/// What others say is believed down to this width of the inner packet.
+/// Others are believed down to this width of the inner packet.
 pub(super) const SAID_MTU_MIN: u16 = PROBE_BASE;
 /// The smallest MTU that a narrow interface makes of the configured one: Linux takes no path for
 /// narrower than 552 bytes (`net.ipv4.route.min_pmtu`), less the headers of the tunnel over IPv4.

@@ -136,7 +136,7 @@ impl Seat {
         &self.socket
     }
 
-    /// What all seats at this socket share.
+    /// The parts that all seats at this socket share.
     pub(super) fn shared(&self) -> Arc<Shared> {
         Arc::clone(&self.shared)
     }

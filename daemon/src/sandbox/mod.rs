@@ -32,11 +32,11 @@ use crate::config::{Config, RegistryConfig, Source, ToeConfig};
 use crate::errors::{StartError, error};
 use crate::owners::Owners;
 use crate::sleeps::Eye;
+use crate::sockets::{Doors, ProofDoors, UcxWorker, listen_at};
 use crate::start::registry_of;
 use crate::supervisor::Supervisor;
 use crate::sys;
 use crate::tap_address;
-use crate::toe::{Doors, ProofDoors, UcxWorker, listen_at};
 
 /// The things that were opened and read before the doors were shut, and how well they shut.
 #[derive(Clone, Debug)]

@@ -10,7 +10,7 @@ use rustix::thread::{
 use crate::config::Config;
 use crate::errors::{StartError, error};
 
-/// What a daemon with this configuration can use:
+/// The privileges that a daemon with this configuration can use:
 ///
 /// - CAP_CHOWN for sockets that get another owner or group; a member of the group needs none.
 /// - For sockets of another user, which may stay behind when a daemon is killed, and whose

@@ -109,7 +109,7 @@ impl PacketQueue {
             headers: Pieces::new(),
             payloads: Pieces::new(),
             work: 0,
-            // Whoever used this ring before may have had no time to tell it.
+            // The ring's last user may have had no time to tell it.
             untold: 1,
         }
     }

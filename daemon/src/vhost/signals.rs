@@ -1,7 +1,7 @@
 //! Notifications: descriptors that a front-end passes to be told by, and to tell us by.
 //!
 //! All of them are shared with the front-end, which may have made them so that using them takes
-//! long. What may be passed are eventfds, and pipes and sockets of a front-end that is trusted.
+//! long. Front-ends may pass eventfds, and pipes and sockets of a front-end that is trusted.
 //!
 //! **Writes.** A write to an eventfd calls everything that waits for it, and its owner can have
 //! millions wait: 2.25 million take a third of a second, which no signal ends. A write can also
@@ -105,7 +105,7 @@ impl SlowCalls {
 }
 
 /// Whether a write is slow by itself: it took `first`, and each of those after it takes long as
-/// well. What softirqs take that run in the middle of it falls on one of them at most.
+/// well. The time of softirqs that run in the middle of it falls on one of them at most.
 fn is_slow(first: Duration, mut again: impl FnMut() -> Duration) -> bool {
     first > SLOW && (0..REPEATS).all(|_| again() > SLOW_AGAIN)
 }
@@ -229,7 +229,7 @@ impl Notifier {
     fn may_be_slow(&self, now: Instant, lane: &Lane) -> bool {
         let Line { conduct, written, .. } = &*self.0;
         let written = Instant::from_nanos(written.load(Ordering::Relaxed));
-        // What the lane writes to may be the same eventfd under another name, and locked.
+        // The lane's descriptor may be the same eventfd under another name, and locked.
         now.since(written) > FRESH
             || lane.is_busy()
             || watchdog::suspects()
@@ -413,7 +413,7 @@ impl Shared {
         *lock(&self.thread) = Some(pthread_self());
         while let Some(line) = self.next() {
             self.since.store(monotonic_now().as_nanos(), Ordering::Relaxed);
-            // What is notified of from here on takes another write.
+            // A notification from here on takes another write.
             line.is_queued.store(false, Ordering::Release);
             if !line.conduct.blocks() {
                 line.write_aside();

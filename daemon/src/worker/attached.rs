@@ -176,7 +176,8 @@ impl DataPath {
         false
     }
 
-    /// All taps are plain: the daemon ends. What was turned has been given back in the turn before.
+    /// All taps are plain: the daemon ends. Frames that were turned have been given back in the
+    /// turn before.
     pub(super) fn unlink_all(&mut self) {
         for (id, _) in &self.attached.list {
             let port = self.ports.of_mut(*id).port.as_attached_mut();

@@ -15,7 +15,7 @@ use super::orders::{Order, Report, WorkerMail};
 use super::steps::{Opened, Step, Stepping};
 use super::survey::Survey;
 use crate::closer;
-use crate::toe::orders;
+use crate::sockets::orders;
 use crate::token::{Token, watch_for};
 
 /// Orders of control that are taken between two turns.

@@ -12,7 +12,7 @@ use crate::port::Port;
 use crate::port::front_end::{FRONT_ENDS_PER_TURN, hear, watch};
 use crate::port::vhost_user::bans;
 use crate::sleeps;
-use crate::toe::orders::Order;
+use crate::sockets::orders::Order;
 use crate::token::Token;
 use crate::vhost::{Event, Source};
 

@@ -1,5 +1,5 @@
 //! The frames' worker: one thread that owns the engine and all ports, and runs every event to
-//! completion. Socket devices are with another worker (`toe::worker`).
+//! completion. Socket devices are with another worker (`sockets::worker`).
 //!
 //! Each round: wait for events (or not, if work is left over); give each to the data path, or
 //! control's orders to the executor; take a turn over all ports (`core::turn`); let the executor
@@ -35,8 +35,8 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollTimeout};
 
 use crate::polling::Polling;
 use crate::port::Port;
+use crate::sockets::orders::FramesMail;
 use crate::timer::{Timer, monotonic_now};
-use crate::toe::orders::FramesMail;
 use crate::token::{Token, watch_for};
 use crate::watchdog;
 use data_path::DataPath;

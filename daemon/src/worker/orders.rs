@@ -14,7 +14,7 @@ use nightporter_registry::{Listeners, Station};
 
 use super::steps::{Opened, Step};
 use crate::port::Port;
-use crate::toe::Overlays;
+use crate::sockets::Overlays;
 
 /// A client of control, by a number that no other has had.
 pub(crate) type Client = u64;

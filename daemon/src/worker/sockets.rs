@@ -14,8 +14,8 @@ use super::data_path::DataPath;
 use super::executor::Executor;
 use super::orders::Report;
 use crate::port::vhost_user::VhostUserPort;
-use crate::toe::Member;
-use crate::toe::orders::{self, Addition, Change, FramesMail, Order, SocketsStatus};
+use crate::sockets::Member;
+use crate::sockets::orders::{self, Addition, Change, FramesMail, Order, SocketsStatus};
 use crate::token::{Token, watch_for};
 use crate::vhost::vsock::Vsock;
 

@@ -10,7 +10,7 @@ use super::data_path::DataPath;
 use super::orders::VmPlace;
 use crate::port::Port;
 use crate::port::overlay::OverlayPort;
-use crate::toe::orders::Order;
+use crate::sockets::orders::Order;
 
 impl DataPath {
     /// An overlay may have come or gone.

@@ -18,9 +18,9 @@ use crate::port::guest::GuestPort;
 use crate::port::uplink_port;
 use crate::port::vhost_user::{Socket, VhostUserPort};
 use crate::port::{Port, Wanted};
-use crate::toe::GUEST_CID;
-use crate::toe::orders::{Change, Setting};
-use crate::toe::toe_of;
+use crate::sockets::GUEST_CID;
+use crate::sockets::orders::{Change, Setting};
+use crate::sockets::toe_of;
 use crate::vhost::listener::Access;
 use crate::vhost::vsock::Vsock;
 

@@ -18,7 +18,7 @@ use super::data_path::DataPath;
 use super::executor::Executor;
 use super::orders::{Client, Report, WorkerStatus};
 use crate::port::Port;
-use crate::toe::orders::SocketsStatus;
+use crate::sockets::orders::SocketsStatus;
 
 /// Ports that are looked at after one turn, of some 10 us each.
 pub(super) const PORTS_PER_TURN: usize = 8;
@@ -59,7 +59,7 @@ pub(super) struct Survey {
     later: Vec<Client>,
     /// Control wants one for scrapes.
     for_scrapes: bool,
-    /// What the sockets' worker has said last of the streams, and of changes of listeners: without
+    /// The last report of the sockets' worker of the streams, and of changes of listeners: without
     /// its part, counters stay where they were.
     last: (Option<FabricStatus>, u64),
 }
@@ -127,7 +127,7 @@ impl Executor {
     pub(super) fn go_on_surveying(&mut self, now: Instant, path: &mut DataPath) {
         let mut stage = std::mem::take(&mut self.survey.stage);
         if matches!(stage, Stage::Counting) && self.survey.census.go_on(now, &path.engine) {
-            // Whoever asks from now on gets the next one.
+            // A request from now on gets the next one.
             path.sockets.ask_for_status();
             stage = Stage::Asking(now + ASKING_MAX, Vec::new());
         }

@@ -26,7 +26,7 @@ use crate::port::Port;
 use crate::port::guest::GuestPort;
 use crate::port::tap::TapPort;
 use crate::port::vhost_user::{VhostUserConfig, VhostUserPort};
-use crate::toe::orders::{self, SocketsStatus, sockets_mail};
+use crate::sockets::orders::{self, SocketsStatus, sockets_mail};
 use crate::vhost::listener::Access;
 
 const A: [u8; 6] = [2, 0, 0, 0, 0, 0xa];

@@ -514,7 +514,7 @@ pub(crate) fn until(
         if is(guests) {
             return;
         }
-        // Some of it takes the daemon 20 s: see `toe/stalls.rs`.
+        // Some of it takes the daemon 20 s: see `sockets/stalls.rs`.
         assert!(start.elapsed() < 3 * LIMIT, "not so: {what}");
         if !moved {
             wait(guests);

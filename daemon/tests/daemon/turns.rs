@@ -10,7 +10,7 @@ use nightporter_core::time::Instant;
 use nightporter_core::toe::control;
 use nightporter_core::toe::vsock::Ports;
 use nightporterd::port::vhost_user::{VhostUserConfig, VhostUserPort};
-use nightporterd::toe::{GUEST_CID, Member, Toe};
+use nightporterd::sockets::{GUEST_CID, Member, Toe};
 use nightporterd::vhost::listener::Access;
 use nightporterd::vhost::vsock::Vsock;
 use nightporterd::vhost::{Event, Source};

@@ -73,8 +73,8 @@ const PRIORITY: i32 = 10;
 /// Between two runs, beside what the queue still holds: ends of connections get through.
 const PAUSE: Duration = Duration::from_millis(300);
 
-/// What comes late, over so many lines side by side: `reorder`. `only`: the cells whose name has
-/// this.
+/// Frames that come late, over so many lines side by side: `reorder`. `only`: the cells whose name
+/// has this.
 ///
 /// # Errors
 /// Whatever kept it from finishing; what is done so far is kept, and the next run goes on.
@@ -219,7 +219,7 @@ impl Bench {
         Ok(runs)
     }
 
-    /// What the line sees.
+    /// The line's view.
     fn watch(&self) -> Result<MutexGuard<'_, watch::Watch>> {
         Ok(self.world.host().watch().context("a line")?.lock().expect("no panics"))
     }

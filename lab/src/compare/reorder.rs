@@ -24,7 +24,7 @@ use crate::report::stats::Quantiles;
 use crate::rundir::RunDir;
 use crate::vmm::Places;
 
-/// What is transferred, and how long it may take.
+/// The transfer, and how long it may take.
 const BYTES: u64 = 10_000_000;
 const LIMIT: Duration = Duration::from_secs(90);
 
@@ -226,7 +226,7 @@ impl Bench {
         let mut watch = self.watch()?;
         let copies = watch.take(sender, reader).context("the line saw no data")?.repeated;
         drop(watch);
-        // What is still under way gets through, and the next transfer begins behind a pause.
+        // Bytes that are still under way get through, and the next transfer begins behind a pause.
         thread::sleep(PAUSE);
         while self.watch()?.waits() {
             thread::sleep(PAUSE);

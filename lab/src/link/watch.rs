@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::{Duration, Instant};
 
-use super::late::Late;
+use super::lateness::Late;
 use super::wire::VNET_LEN;
 
 /// How often the bytes under way are noted, ns.
@@ -57,7 +57,7 @@ pub struct Watch {
     flows: HashMap<(SocketAddrV4, SocketAddrV4), Flow>,
     /// Since the line began.
     pub harm: Harm,
-    /// What befalls frames with data to the remote from now on.
+    /// The fate of frames with data to the remote from now on.
     pub late: Late,
     /// The frame that came last has left the queue by then.
     free_at: Option<Instant>,

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use nightporter_guest::data::splitmix64;
 
 use super::harm;
-use super::late::{Late, Lateness};
+use super::lateness::{Late, Lateness};
 use super::watch::Segment;
 use super::{Shape, nanos};
 use crate::host::FAR;

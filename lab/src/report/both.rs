@@ -8,7 +8,7 @@ use super::{Cell, Direction, Gain, NetPath, Row};
 /// All transfers both ways at once.
 #[derive(Debug, Clone, Serialize)]
 pub struct BothWays {
-    /// One per way and path. What a transfer cost is the cost of both ways.
+    /// One per way and path. The cost of a transfer is that of both ways.
     pub rows: Vec<Row>,
     /// Of the path that floods over `tap`, each way.
     pub gains: Vec<Gain>,

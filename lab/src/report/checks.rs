@@ -180,8 +180,8 @@ pub fn checks(scheduler: Scheduler, link: Link, rows: &[Row], gains: &[Gain]) ->
         };
         checks.extend(gains.iter().find(of_this).map(|gain| boosted(gain, wanted)));
     }
-    // What others do is not ours to promise, and no yardstick where nothing is promised of it. Two
-    // ways to flood are no alternatives, and a host is only as fast as its guest is scheduled.
+    // Others' times are not ours to promise, and no yardstick where nothing is promised of them.
+    // Two ways to flood are no alternatives, and a host is only as fast as its guest is scheduled.
     let is_promised =
         |g: &&Gain| g.path.is_nightporter() && !g.over.is_passt() && g.over != NetPath::TapBoost;
     let compared = |g: &&Gain| match g.direction {

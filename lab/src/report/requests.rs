@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::NetPath;
 use super::stats::{percentile, round3};
 
-/// What was measured over one path.
+/// The measurements over one path.
 #[derive(Clone, Debug, Default)]
 pub struct Asked {
     /// From when a request was due until its answer was there, in milliseconds.
@@ -41,7 +41,7 @@ pub struct Requests {
     p99_of_tap: Option<f64>,
     /// Windows of a second, times the other guests.
     windows: usize,
-    /// What another guest lost in such a window, in percent of a second.
+    /// The loss of another guest in such a window, in percent of a second.
     neighbour_loss_p50: f64,
     /// See there.
     neighbour_loss_p99: f64,

@@ -144,7 +144,7 @@ const FAR: Way = Way {
     is_bad: false,
 };
 
-/// What makes a bridge with a container.
+/// The commands that make a bridge with a container.
 const BRIDGE: [&str; 3] = [
     "ip link add inner type bridge",
     "ip link add port type veth peer name eth0 netns container",
@@ -373,7 +373,7 @@ fn upload_over(
 }
 
 /// Connects to the container until it has answered as quickly as one that is near: the quickest of
-/// a server's last answers counts (FWD-01). What R sees of it is longer than what the host sees.
+/// a server's last answers counts (FWD-01). R's view of it is longer than the host's.
 fn until_near(world: &World, address: IpAddr) -> Result<()> {
     for _ in 0..ANSWERS {
         if upload_to(world, address, Header::LEN, 0)?.connect < NEAR {

@@ -17,7 +17,7 @@ use crate::peer::Sockets::Toe;
 use crate::process::run as run_tool;
 use crate::vmm::Vmm;
 
-/// Who connects, and who is connected to: on the same host, and on another.
+/// Clients and servers: on the same host, and on another.
 const CLIENT: usize = 0;
 const SERVERS: [usize; 2] = [1, 2];
 /// No answer takes longer: the slowest is that of 100,000 connections on a busy machine.

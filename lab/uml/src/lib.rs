@@ -24,7 +24,7 @@ const NT_X86_XSTATE: usize = 0x202;
 /// saves 11,008.)
 const AREA_BYTES: usize = 16 << 10;
 
-/// What the kernel gets.
+/// The kernel's arguments.
 struct Area {
     bytes: [u8; AREA_BYTES],
     /// All bytes from here on are zero.
@@ -44,8 +44,8 @@ impl Area {
     }
 }
 
-/// ptrace(2) as of libc. What comes after the first argument is optional there, and passed in the
-/// same registers.
+/// ptrace(2) as of libc. Arguments after the first are optional there, and passed in the same
+/// registers.
 ///
 /// # Errors
 /// -1 and errno. EAGAIN, if another thread, or a signal handler within this thread, sets registers

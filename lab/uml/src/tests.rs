@@ -18,7 +18,7 @@ const X87: u64 = 1;
 const SSE: u64 = 2;
 const AVX: u64 = 4;
 
-/// What user-mode Linux before 6.13 passes.
+/// The argument of user-mode Linux before 6.13.
 const UML_BYTES: usize = 2696;
 
 /// Held while registers are set: of two tests that do so at the same time one would get EAGAIN.

@@ -6,8 +6,8 @@
 //! and Varghese, "Efficient fair queuing using deficit round-robin", 1996). So a VM with a thousand
 //! flows gets no more than one with a single flow. The flows of a VM take turns in the same way, so
 //! a flow of short segments gets as much as one of super-segments. The turn of a flow is over when
-//! it has nothing to send while another flow sends. What is left of that turn, or was sent beyond
-//! it, is forgotten then.
+//! it has nothing to send while another flow sends. The rest of that turn, or a debt beyond it, is
+//! forgotten then.
 
 use std::collections::VecDeque;
 

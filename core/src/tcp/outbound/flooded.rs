@@ -139,8 +139,8 @@ impl Flooded {
         self.shown
     }
 
-    /// G sends bytes of `range`. What lies beyond all room that G can ever have been shown is no
-    /// part of the stream: R will never acknowledge it.
+    /// G sends bytes of `range`. Bytes beyond all room that G can ever have been shown are no part
+    /// of the stream: R will never acknowledge them.
     fn note_shown(&mut self, range: Range) {
         let most = self.intake.end_max().max(self.intake.promised());
         if range.seq <= most {

@@ -21,7 +21,7 @@ const FIRST: [u32; 2] = [0xffff_f001, 0x7fff_ffff];
 /// Window scale and SACK-Permitted of both SYNs, in whole words.
 const SYN_OPTIONS: [u8; 12] = [2, 4, 0x05, 0xb4, 1, 3, 3, 7, 4, 2, 1, 1];
 
-/// What a connection has besides its segments.
+/// The parts of a connection besides its segments.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::tcp) struct Shape {
     pub(in crate::tcp) v6: bool,
@@ -474,7 +474,7 @@ impl Wish {
     };
 }
 
-/// What is expected, or off in one place.
+/// The expected field, or one that is off in one place.
 fn wish(lens: &'static [usize]) -> impl Strategy<Value = Wish> {
     let off = prop_oneof![(-3_i32..4), (-3000_i32..3000)];
     (prop::sample::select(lens), 0_u8..60, off, any::<u16>()).prop_map(|(len, what, off, any)| {

@@ -3,7 +3,7 @@
 use crate::tcp::receiver::Receiver;
 use crate::wire::saved::{BadImage, Reader, Saved, Writer};
 
-/// What is unusual about a receiver, one bit each, so that one look sees whether anything is.
+/// Unusual states of a receiver, one bit each, so that one look sees whether there is any.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Odd(u8);
 

@@ -26,7 +26,7 @@ struct Doubt {
 
 saved!(Doubt { window as OrNone, threshold as OrNone, first, copies });
 
-/// What was sent, before an acknowledgement or timeout.
+/// The range that was sent, before an acknowledgement or timeout.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct UnderWay {
     /// Everything below is acknowledged.
@@ -50,7 +50,7 @@ pub(crate) struct Path {
     reduced: u64,
     /// Running time of the newest loss; none if there was none after all.
     lost_at: Option<Instant>,
-    /// What G has beyond its acknowledgement.
+    /// Bytes that G has beyond its acknowledgement.
     arrived: Ranges,
     /// Bytes that it has got for the first time, by its present ACK.
     delivered: u64,
@@ -94,7 +94,7 @@ impl Path {
         }
     }
 
-    /// A way on which nothing was lost. What is under way is not limited, and its next answer is
+    /// A way on which nothing was lost. Bytes under way are not limited, and their next answer is
     /// timed.
     pub(in crate::tcp) fn without_loss() -> Self {
         Self { window: u64::MAX, lost_at: None, ..Self::new(Instant::ZERO, 0) }
@@ -108,12 +108,12 @@ impl Path {
         first >= una && timed <= sent && numbers.iter().all(|number| *number <= sent)
     }
 
-    /// What G has beyond its acknowledgement.
+    /// Bytes that G has beyond its acknowledgement.
     pub(super) const fn arrived(&self) -> &Ranges {
         &self.arrived
     }
 
-    /// What is lost below is answered by one reduction of the window.
+    /// A loss below is answered by one reduction of the window.
     pub(super) const fn reduced(&self) -> u64 {
         self.reduced
     }
@@ -164,7 +164,7 @@ impl Path {
         }
     }
 
-    /// Something is lost. What was under way with it counts once (RFC 6675 section 5).
+    /// Something is lost. All that was under way with it counts once (RFC 6675 section 5).
     pub(super) fn on_loss(&mut self, running: Instant, u: UnderWay, mss: u64) {
         self.lost_at = Some(running);
         self.timed = None;

@@ -11,7 +11,7 @@ use crate::wire::saved::saved;
 /// The bytes that are given to G again. Over, or never begun, once `end` is acknowledged.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Recovery {
-    /// What is missing from here...
+    /// Bytes that are missing from here...
     from: u64,
     /// ...to here is sent before the sweep goes on.
     to: u64,

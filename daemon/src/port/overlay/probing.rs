@@ -9,7 +9,7 @@ use nightporter_core::time::Instant;
 use super::{OverlayPort, post};
 
 impl OverlayPort {
-    /// What the path to `peer` takes is found out beside what leaves for it.
+    /// The width of the path to `peer` is found out beside frames that leave for it.
     pub(super) fn probe(&mut self, now: Instant, peer: PeerId) {
         if !self.overlay.is_probe_due(now, peer) {
             return;

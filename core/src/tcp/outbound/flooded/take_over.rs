@@ -1,4 +1,4 @@
-//! What G hands over: from its first segment on for which H sends, until the box goes.
+//! The bytes that G hands over: from its first segment on for which H sends, until the box goes.
 
 use crate::congestion::SenderConfig;
 use crate::congestion::controller::initial_window;
