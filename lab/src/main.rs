@@ -72,8 +72,8 @@ enum Command {
         /// `vm.boost` of the guest at the other end, for the paths with boost.
         #[arg(long, default_value = "15ms/90ms")]
         boost: String,
-        /// Buffers in the receive rings of the guests' NICs: 256, 512 or 1024 (QEMU 7.2). The default
-        /// is QEMU's, 256.
+        /// Buffers in the receive rings of the guests' NICs: 256, 512 or 1024 (QEMU 7.2). The
+        /// default is QEMU's, 256.
         #[arg(long)]
         rx_ring: Option<u16>,
         /// Add downloads of 10 and 100 MB.

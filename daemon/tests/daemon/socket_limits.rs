@@ -221,7 +221,8 @@ fn flood_16_frames_and_sockets_of_a_vm_have_its_limit_together_and_neither_starv
         let limit = usize::try_from(BYTES_PER_S * SECONDS).unwrap();
         let most = limit + limit / 20 + AHEAD; // a frame may be 50 ms ahead
         assert!(by_frames + by_sockets <= most, "{way}: {by_frames} and {by_sockets} bytes");
-        // Shares are exact in `sockets/limits.rs`. Here a loaded machine may make either a little slow.
+        // Shares are exact in `sockets/limits.rs`. Here a loaded machine may make either a little
+        // slow.
         let least = by_frames.min(by_sockets);
         assert!(least >= limit / 10, "{way}: {by_frames} and {by_sockets} bytes");
         drop(host);

@@ -97,7 +97,8 @@ pub(in super::super) struct Stream {
     pub(super) progress: Progress,
     /// Bytes of `out` that are counted for the guest behind it.
     pub(in super::super) charged: usize,
-    /// Bytes that are counted for it as promised to the other host: see [`crate::sockets::arrivals`].
+    /// Bytes that are counted for it as promised to the other host: see
+    /// [`crate::sockets::arrivals`].
     pub(in super::super) promised: u64,
     /// The period in which its connection sent last, or 0: see [`crate::sockets::shares`].
     pub(in super::super) sent_in: u64,
