@@ -41,7 +41,8 @@ pub(crate) const HANDSHAKES_BYTES_MAX: usize =
 /// bytes that wait to be sent are counted by the stream itself.
 ///
 /// - 32 KiB of records: a read behind the last plaintext, and `NOTHING_MAX` of
-///   `sockets::fabric::pipe` (rustls makes room for 4 KiB more, and a `Vec` grows to twice its size).
+///   `sockets::fabric::pipe` (rustls makes room for 4 KiB more, and a `Vec` grows to twice its
+///   size).
 /// - 40 KiB of plaintext: that of a record, and of a read of records of a byte, each of which is a
 ///   `Vec` of 32 bytes in a queue of 512 places of 24.
 /// - 16 KiB of the other host's certificates ([`PROOF_CHAIN_BYTES_MAX`]).

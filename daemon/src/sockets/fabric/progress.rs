@@ -1,8 +1,8 @@
 //! How fast a stream takes what waits for it.
 //!
 //! A guest's ring may wait for its streams (`sockets/stalls`), and with it all other sockets of
-//! that guest. A receiver that takes a trickle must not make it wait for long, and a stream on a slow
-//! path must live. So time is divided into periods: a period ends when the stream has taken a
+//! that guest. A receiver that takes a trickle must not make it wait for long, and a stream on a
+//! slow path must live. So time is divided into periods: a period ends when the stream has taken a
 //! quarter of what waited in it. A stream whose period lasts too long is stuck.
 //!
 //! Nothing is added while the ring waits. The period in which that begins may be nearly over, and
