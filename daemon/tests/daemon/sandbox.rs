@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::read_to_string;
+use std::io::Write;
 use std::time::Instant;
 
 use landlock::{AccessFs, CompatLevel, Compatible, Ruleset, RulesetAttr};
@@ -109,7 +110,8 @@ fn until_gone(process: u32) {
 fn a_socket_in_a_directory_that_was_not_named_is_refused_with_those_that_were() {
     let strictly = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
     if strictly.handle_access(AccessFs::ReadFile).is_err() {
-        eprintln!("SKIPPED: this kernel has no Landlock");
+        // Past libtest's capture: `.ci/test` counts such lines.
+        let _ = writeln!(std::io::stderr(), "SKIPPED: this kernel has no Landlock");
         return;
     }
     let (dir, other) = (Dir::new(), Dir::new());

@@ -52,7 +52,7 @@ impl Away {
         let mut line = String::new();
         let said = BufReader::new(away.0.stdout.take()?).read_line(&mut line);
         if cores < 2 || said.is_ok_and(|len| len == 0) {
-            eprintln!("SKIPPED: there is no network of our own with RPS here (root), or one core");
+            crate::skips("there is no network of our own with RPS here (root), or one core");
             return None;
         }
         Some(away)

@@ -30,7 +30,7 @@ impl Group {
         let is_made = std::fs::create_dir(&at).is_ok();
         let group = Self(at);
         if !is_made || group.usage().is_none() {
-            eprintln!("SKIPPED: there is no control group for memory here (root)");
+            crate::skips("there is no control group for memory here (root)");
             return None;
         }
         Some(group)

@@ -207,7 +207,7 @@ fn whatever_a_front_end_does_its_neighbours_hear_each_other() {
     if made_wait > 0 {
         // He may lose his core in the middle of a small hole, to other tests or because of his
         // priority, and whoever touches that waits until he has it again.
-        eprintln!("SKIPPED: its port takes nobody in now, because it made the daemon wait");
+        crate::skips("its port takes nobody in now, because it made the daemon wait");
         return;
     }
     // And its port is there for one that means well.
