@@ -9,8 +9,6 @@ use nightporter_api::{
 
 use crate::flows::OVER;
 
-/// Places of the largest receive ring that QEMU gives a guest.
-const RING_PLACES: u16 = 1024;
 /// Longest name in a table: with it a line has 80 columns.
 const NAME_COLUMNS: usize = 16;
 
@@ -36,7 +34,6 @@ pub(crate) fn status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
     for (name, vm) in status.ports.iter().filter_map(|p| Some((&p.name, p.vm.as_ref()?))) {
         troubles(out, name, vm)?;
     }
-    small_rings(out, status)?;
     registry(out, &status.registry)?;
     for (what, stalls) in [("frames", status.stalls), ("sockets", status.sockets.stalls)] {
         if stalls > 0 {
@@ -104,24 +101,6 @@ pub(crate) fn troubles(out: &mut dyn Write, name: &str, vm: &VmStatus) -> io::Re
 pub(crate) fn spoofed(port: &PortStatus) -> String {
     let mac = port.spoofed_mac.as_ref();
     mac.map_or(String::new(), |mac| format!(" (the last MAC that is not its own: {mac})"))
-}
-
-/// VMs with receive rings of fewer places than a VMM can give them: while the guest is off its
-/// core, no more than these take the frames that are forwarded as they are.
-fn small_rings(out: &mut dyn Write, status: &Status) -> io::Result<()> {
-    let mut small: Vec<_> = status
-        .ports
-        .iter()
-        .filter_map(|port| Some((port.vm.as_ref()?.rings?[0], port.name.as_str())))
-        .filter(|(places, _)| *places < RING_PLACES)
-        .collect();
-    small.sort_unstable();
-    for of_one in small.chunk_by(|a, b| a.0 == b.0) {
-        let names: Vec<_> = of_one.iter().map(|(_, name)| *name).collect();
-        let (places, names) = (of_one[0].0, names.join(", "));
-        writeln!(out, "a receive ring of {places} (QEMU: rx_queue_size={RING_PLACES}): {names}")?;
-    }
-    Ok(())
 }
 
 /// A connection that owes.
