@@ -182,7 +182,7 @@ pub fn summary(reports: &[Report]) -> String {
     }
     out + "Not gained: transfers that fit into one turn; a guest alone on its core.\n\
            All of it: target/demo/report.html, result.json. How: docs/demo.md.\n\
-           Your VMs: nightporter advise shows which of them wait. Next: docs/attach.md.\n"
+           Your VMs: nightporter advise shows which of them wait. Next: docs/install.md.\n"
 }
 
 /// The same for a browser, with intervals and the other times. It needs nothing else.
