@@ -15,8 +15,11 @@ PACKAGES_TSHARK := tshark
 PACKAGES_PROMETHEUS := prometheus
 PACKAGES_PACKAGE := mmdebstrap systemd-container
 
+# Paths of `make demo ATTACH=tap`: the offload behind a tap beside that of a vhost-user port.
+ATTACHED := --paths tap,ack-offload,attached --down-paths tap,off,attached
 # The case of `make demo` that the variables give; without one, its short form.
-DEMO := $(or $(strip $(if $(SCHED),--sched $(SCHED)) $(if $(LINK),--link $(LINK)) $(if $(FULL),--full)),--short)
+DEMO := $(or $(strip $(if $(SCHED),--sched $(SCHED)) $(if $(LINK),--link $(LINK)) $(if $(FULL),--full) \
+	$(if $(ATTACH),$(ATTACHED))),--short)
 
 SEEDS ?= 500
 SAMPLE ?= 1000
@@ -47,7 +50,7 @@ deb: ## build the Debian packages of the host's and of the guest's programs, int
 	@cargo run --quiet --locked -p nightporter --example pages -- $(TARGET)/pages
 	@packaging/deb $(TARGET)/release $(TARGET)/guest/release/nightporter-guest $(TARGET)/pages $(TARGET)
 
-demo: setup ## show in three minutes what three real guests on one core gain; SCHED=eevdf|strict30|rr30|quota30|idle LINK=lan|metro|wan FULL=1: one case, with every path and verdict
+demo: setup ## show in three minutes what three real guests on one core gain; SCHED=eevdf|strict30|rr30|quota30|idle LINK=lan|metro|wan FULL=1 ATTACH=tap: one case, with every path and verdict
 	@.ci/packages $(PACKAGES_BUILD)
 	-@.ci/packages $(PACKAGES_FLOOD)
 	cargo build --release --locked -p nightporter-lab -p nightporterd -p nightporter -p nightporter-boost

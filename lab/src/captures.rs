@@ -14,6 +14,8 @@ use serde_json::Value;
 use crate::daemon::Daemon;
 use crate::process::Process;
 
+/// The name of the daemon's uplink.
+pub(crate) const UPLINK: &str = "uplink";
 /// Bytes of a pcap file's header, and of a record's.
 const HEADER: u64 = 24;
 const RECORD_HEADER: u64 = 16;
@@ -41,34 +43,34 @@ struct Side {
 }
 
 impl Captures {
-    /// Captures the uplink and the port of the guest `name`, whose NIC is `nic`, into `dir`.
-    /// Returns when both see every frame.
+    /// Captures the network's port and the guest's, whose NIC is `nic`, into `dir`. Returns when
+    /// both see every frame.
     ///
     /// # Errors
     /// A capture did not start, or frames never stop for long enough to start two of them.
-    pub fn start(daemon: &mut Daemon, name: &str, nic: &Nic, dir: &Path) -> Result<Self> {
+    pub fn start(daemon: &mut Daemon, ports: [String; 2], nic: &Nic, dir: &Path) -> Result<Self> {
         for _ in 0..STARTS_MAX {
-            let before = counters(daemon, name)?;
-            let sides = [("uplink", "remote"), (name, "guest")];
+            let before = counters(daemon, &ports)?;
+            let sides = ports.iter().zip(["remote", "guest"]);
             let mut started = Vec::new();
-            for ((port, side), before) in sides.into_iter().zip(before) {
+            for ((port, side), before) in sides.zip(before) {
                 let file = dir.join(format!("{side}.pcap"));
                 let _ = fs::remove_file(&file); // of an earlier run
                 let log = dir.join(format!("capture-{side}.log"));
                 let process = daemon.capture(port, &file, &log)?;
-                started.push(Side { port: port.to_owned(), file, process, before });
+                started.push(Side { port: port.clone(), file, process, before });
             }
             for side in &mut started {
                 side.wait_for(HEADER)?;
             }
             // Frames that passed while they started are in one file and not in the other, or in
             // none.
-            if counters(daemon, name)? == before {
+            if counters(daemon, &ports)? == before {
                 let sides = started.try_into().expect("two sides");
                 return Ok(Self { sides, guest_mac: nic.mac.0 });
             }
         }
-        bail!("frames passed each of {STARTS_MAX} times that captures of {name} were started")
+        bail!("frames passed each of {STARTS_MAX} times that captures of {ports:?} were started")
     }
 
     /// Ends both at the same moment and checks them; `offload`, `sends`: ack offload may have been
@@ -100,7 +102,8 @@ impl Captures {
         };
         let [remote, guest_side] = &self.sides;
         let guests = vec![self.guest_mac];
-        let options = Options { guests, offload, sends, whole: true };
+        let attached = remote.port != UPLINK;
+        let options = Options { guests, offload, sends, whole: true, attached };
         let report = trace::check(open(remote)?, open(guest_side)?, &options)?;
         let found: Vec<String> = report.findings.iter().map(ToString::to_string).collect();
         ensure!(
@@ -138,10 +141,10 @@ impl Side {
     }
 }
 
-/// The numbers of frames that captures of the uplink and of a guest's port would have so far.
-fn counters(daemon: &mut Daemon, guest: &str) -> Result<[u64; 2]> {
+/// The numbers of frames that captures of the network's port and of a guest's would have so far.
+fn counters(daemon: &mut Daemon, [net, guest]: &[String; 2]) -> Result<[u64; 2]> {
     let status = status(daemon)?;
-    Ok([bytes(port(&status, "uplink")?)?, bytes(port(&status, guest)?)?])
+    Ok([bytes(port(&status, net)?)?, bytes(port(&status, guest)?)?])
 }
 
 fn status(daemon: &mut Daemon) -> Result<Value> {

@@ -30,6 +30,8 @@ pub struct Vm {
     pub name: String,
     /// The NIC with which the guest uses it.
     pub nic: Nic,
+    /// Instead of a socket: the guest's tap, which is attached.
+    pub tap: Option<String>,
     /// Addresses of its containers.
     pub behind: Vec<IpAddr>,
     /// The VMM.
@@ -55,7 +57,8 @@ impl Daemon {
     /// # Errors
     /// It was not built, or ended; the message holds the end of its log.
     pub fn start(uplink: &str, vms: &[Vm], dir: &Path, log: &Path) -> Result<Self> {
-        let mut sockets: Vec<_> = vms.iter().map(|vm| format!("{}.sock", vm.name)).collect();
+        let with_socket = vms.iter().filter(|vm| vm.tap.is_none());
+        let mut sockets: Vec<_> = with_socket.map(|vm| format!("{}.sock", vm.name)).collect();
         let with_toe = vms.iter().filter(|vm| vm.toe);
         sockets.extend(with_toe.map(|vm| format!("{}-toe.sock", vm.name)));
         Self::start_as(&configuration(uplink, vms, dir), &sockets, dir, log)
@@ -127,6 +130,18 @@ impl Daemon {
         status["ports"][1]["vm"][name].as_u64().with_context(|| format!("no {name} in {status}"))
     }
 
+    /// Payload bytes that were acknowledged ahead of a guest.
+    ///
+    /// # Errors
+    /// Those of [`Self::cli`]; it has no such VM.
+    pub fn early_acked_bytes(&mut self, vm: &str) -> Result<u64> {
+        let status = self.cli(&["--json", "status"])?;
+        let status: Value = serde_json::from_str(&status).context("reading the status")?;
+        let port = status["ports"].as_array().into_iter().flatten().find(|it| it["name"] == vm);
+        let bytes = port.and_then(|port| port["vm"]["early_acked_bytes"].as_u64());
+        bytes.with_context(|| format!("no VM {vm} in {status}"))
+    }
+
     /// Bytes of streams that a guest was given over its socket device.
     ///
     /// # Errors
@@ -170,7 +185,20 @@ impl Daemon {
     /// # Errors
     /// It did not start again.
     pub fn crash(&mut self, log: &Path) -> Result<()> {
+        self.kill();
+        self.start_again(log)
+    }
+
+    /// Kills it, as a crash would.
+    pub fn kill(&mut self) {
         self.process.kill();
+    }
+
+    /// Starts it with what one that was killed has left; returns when it answers.
+    ///
+    /// # Errors
+    /// It did not start.
+    pub fn start_again(&mut self, log: &Path) -> Result<()> {
         self.process = launch(&self.dir.join(CONFIGURATION), log)?;
         let deadline = Instant::now() + START_LIMIT;
         while self.cli(&["status"]).is_err() {
@@ -223,7 +251,17 @@ impl Daemon {
 
 /// Starts the daemon with this configuration; its output goes to `log`.
 pub(crate) fn launch(config: &Path, log: &Path) -> Result<Process> {
-    let mut command = Command::new(sibling("nightporterd")?);
+    let program = sibling("nightporterd")?;
+    let text = fs::read_to_string(config).context("reading the configuration")?;
+    let mut command = if text.contains("\ntap = ") {
+        // It looks for attached taps in /sys, where interfaces are those of who has mounted it.
+        let mut command = Command::new("unshare");
+        let mounted = "mount -t sysfs none /sys && exec \"$0\" \"$@\"";
+        command.args(["--mount", "sh", "-c", mounted]).arg(program);
+        command
+    } else {
+        Command::new(program)
+    };
     command.arg("--config").arg(config).stdin(Stdio::null());
     Process::spawn("nightporterd", command, log)
 }
@@ -236,7 +274,11 @@ fn configuration(uplink: &str, vms: &[Vm], dir: &Path) -> String {
          drain_timeout_s = 2\nlog = \"debug\"\n\n\
          [[uplink]]\nname = \"uplink\"\nkind = \"tap\"\nifname = \"{uplink}\"\n"
     );
-    for Vm { name, nic: Nic { mac, address, .. }, behind, vmm, toe, boost } in vms {
+    for Vm { name, nic: Nic { mac, address, .. }, tap, behind, vmm, toe, boost } in vms {
+        if let Some(tap) = tap {
+            let _ = write!(text, "\n[[vm]]\nname = \"{name}\"\ntap = \"{tap}\"\nmac = \"{mac}\"\n");
+            continue;
+        }
         let ips = [IpAddr::from(*address)].into_iter().chain(behind.iter().copied());
         let ips: Vec<_> = ips.map(|ip| ip.to_string()).collect();
         // User-mode Linux has its memory in a temporary file.

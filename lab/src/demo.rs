@@ -263,7 +263,8 @@ fn boot(
     let is_asked = |net: &Net| all_paths(options).any(|path| net_of(path) == *net);
     let nets: Vec<Net> = [Net::Passt, Net::PasstTuned].into_iter().filter(is_asked).collect();
     let plan = Plan {
-        daemon: with_boost || is_asked(&Net::Nightporter),
+        daemon: with_boost || is_asked(&Net::Nightporter) || is_asked(&Net::Attached),
+        attach: is_asked(&Net::Attached),
         boost: with_boost.then_some(&options.boost),
         rx_ring: options.rx_ring,
         link: Some(link.shape()),
@@ -366,9 +367,10 @@ impl Lab {
         Ok(())
     }
 
-    /// The same for uploads over passt, and for downloads.
+    /// The same for uploads over passt and the attached tap, and for downloads.
     fn warm_up_more(&mut self, options: &Options) -> Result<()> {
-        for &path in options.paths.iter().filter(|path| path.is_passt()) {
+        let more = |path: &&NetPath| path.is_passt() || **path == NetPath::Attached;
+        for &path in options.paths.iter().filter(more) {
             for bytes in [SIZES[0], SIZES[2], SIZES[3]] {
                 self.select(path)?;
                 let outcome = self.send(path, &Upload::new(bytes, 0));
@@ -485,16 +487,13 @@ impl Lab {
         }
         for &path in paths.iter().filter(|path| path.is_nightporter()) {
             self.select(path)?;
-            let captures = self.world.capture(RECEIVER, dir)?;
+            let captures = self.world.capture(RECEIVER, net_of(path), dir)?;
             for bytes in TRACED {
                 let outcome = self.send(path, &Upload::new(bytes, bytes as u64))?;
                 ensure!(outcome.hash_ok, "a captured upload over {path} arrived damaged");
             }
-            let report = captures.check(
-                self.world.daemon()?,
-                [path.unboosted() == NetPath::AckOffload, false],
-                None,
-            )?;
+            let report =
+                captures.check(self.world.daemon()?, [path != NetPath::Off, false], None)?;
             ensure!(report.flows == TRACED.len() as u64, "connections are missing: {report}");
             lines.push(format!("Captures, {path}: {report}"));
         }
@@ -518,7 +517,7 @@ impl Lab {
             _ => None,
         };
         let guest = guest_name(RECEIVER);
-        let ours = path.is_nightporter();
+        let ours = path.is_nightporter() && path != NetPath::Attached; // which is always on
         if ours && self.offload != Some(path != NetPath::Off) {
             self.world.daemon()?.set_offload(&guest, path != NetPath::Off)?;
             self.offload = Some(path != NetPath::Off);
@@ -584,6 +583,7 @@ fn net_of(path: NetPath) -> Net {
         NetPath::Tap => Net::Tap,
         NetPath::Passt => Net::Passt,
         NetPath::PasstTuned => Net::PasstTuned,
+        NetPath::Attached => Net::Attached,
         _ => Net::Nightporter,
     }
 }

@@ -3,6 +3,7 @@
 //! Each scenario has a world of its own: network namespaces, daemon, guest. The output is
 //! libtest's, so that whoever counts tests can count these.
 
+mod attached;
 mod containers;
 mod correct;
 mod programs;
@@ -56,7 +57,7 @@ enum Run {
 
 /// Name, guests by kind, what happens in the world. A scenario whose name begins with `long_` is
 /// run only if asked for.
-const IN_WORLD: [(&str, Kind, InWorld); 22] = [
+const IN_WORLD: [(&str, Kind, InWorld); 24] = [
     ("ten_megabytes_arrive_whole_each_way_and_as_an_echo", Kind::Qemu, ten_megabytes_each_way),
     ("a_user_mode_linux_guest_takes_and_sends_data", Kind::Uml, ten_megabytes_each_way),
     ("threads_of_a_user_mode_linux_guest_keep_their_vector_registers", Kind::Uml, vectors),
@@ -74,6 +75,8 @@ const IN_WORLD: [(&str, Kind, InWorld); 22] = [
     ("what_routes_flood_arrives_whole_over_a_bad_path", Kind::Qemu, flood_over_a_bad_path),
     ("a_download_goes_on_when_its_daemon_was_killed", Kind::Qemu, daemon_killed_by_routes),
     ("a_np_flood_download_goes_on_when_its_daemon_was_killed", Kind::Qemu, daemon_killed_by_bpf),
+    ("what_comes_by_a_tap_that_is_attached_is_never_lost", Kind::QemuAttached, attached::run),
+    ("long_life_of_an_attached_tap_of_user_mode_linux", Kind::UmlAttached, attached::run),
     ("two_user_mode_linux_guests_have_sockets_over_their_host", Kind::UmlToe, sockets::run),
     ("two_qemu_guests_have_sockets_over_their_host", Kind::QemuToe, sockets::run),
     ("programs_see_of_sockets_over_their_host_what_they_see_of_tcp", Kind::UmlToe, sockets::suite),
@@ -106,6 +109,9 @@ enum Kind {
     UmlRouter,
     /// One that translates its address, too.
     UmlNat,
+    /// One with a tap that is attached.
+    QemuAttached,
+    UmlAttached,
     /// Two guests with socket devices.
     QemuToe,
     UmlToe,
@@ -189,7 +195,11 @@ pub fn run_all(filter: &str, captures: Option<&Path>) -> Result<bool> {
 
 impl Kind {
     fn has_toe(self) -> bool {
-        !matches!(self, Self::Qemu | Self::Uml) && !self.forwards()
+        !matches!(self, Self::Qemu | Self::Uml) && !self.forwards() && !self.is_attached()
+    }
+
+    fn is_attached(self) -> bool {
+        matches!(self, Self::QemuAttached | Self::UmlAttached)
     }
 
     fn forwards(self) -> bool {
@@ -268,8 +278,11 @@ impl Lab {
 
     fn guest(&self, kind: Kind) -> Result<(Vmm, &Image)> {
         let vmm = match kind {
-            Kind::Qemu | Kind::QemuToe | Kind::QemuAll => Vmm::Qemu(self.accel),
+            Kind::Qemu | Kind::QemuAttached | Kind::QemuToe | Kind::QemuAll => {
+                Vmm::Qemu(self.accel)
+            }
             Kind::Uml
+            | Kind::UmlAttached
             | Kind::UmlRouter
             | Kind::UmlNat
             | Kind::UmlToe
@@ -278,8 +291,8 @@ impl Lab {
         };
         let larger = self.images.larger.iter().find(|(of, _)| *of == kind).map(|(_, image)| image);
         let image = match kind {
-            Kind::Qemu => Some(&self.images.qemu),
-            Kind::Uml => Some(&self.images.uml),
+            Kind::Qemu | Kind::QemuAttached => Some(&self.images.qemu),
+            Kind::Uml | Kind::UmlAttached => Some(&self.images.uml),
             _ => larger,
         };
         Ok((vmm, image.context("the image was not prepared")?))
@@ -306,6 +319,11 @@ impl Lab {
                 run(&mut world)?;
                 world.stop()
             }
+            Run::InWorld(run) if kind.is_attached() => {
+                let mut world = World::start_attached(guest, places)?;
+                run(&mut world)?;
+                world.stop()
+            }
             Run::InWorld(run) => one_guest(name, guest, run, places, keep),
         }
     }
@@ -322,7 +340,7 @@ fn one_guest(
     let path = name.ends_with("bad_path").then_some(Shape::BAD);
     let mut world = World::start(&[guest], true, path, places)?;
     let captured = !name.ends_with("daemon_was_killed"); // a capture ends with its daemon
-    let captures = captured.then(|| world.capture(0, places.logs)).transpose()?;
+    let captures = captured.then(|| world.capture(0, Net::Nightporter, places.logs)).transpose()?;
     run(&mut world)?;
     if let Some(captures) = captures {
         // Only this one never had it on; and the host sends for guests that flood.

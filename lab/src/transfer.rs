@@ -206,6 +206,8 @@ impl Sending<'_> {
         }
         let events = fds[0].revents().unwrap_or(PollFlags::empty());
         if events.contains(PollFlags::POLLERR) {
+            // Either the stamp waits in the error queue, or the connection has ended.
+            self.stream.take_error()?.map_or(Ok(()), Err).context("the connection failed")?;
             let last_byte = u32::try_from(self.upload.message.len() - 1)?;
             let stamp = ack_stamp(&self.stream, last_byte)?;
             self.acked = stamp.map(|at| at.duration_since(self.connected).unwrap_or_default());

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use nightporter_guest::control::Command;
 
-use crate::captures::Captures;
+use crate::captures::{Captures, UPLINK};
 use crate::daemon::{Daemon, Vm};
 use crate::host::{self, Host, Remote, guest_nic};
 use crate::image::Image;
@@ -21,6 +21,9 @@ pub const BOOT_LIMIT: Duration = Duration::from_secs(60);
 /// Guest memory: the demo's bulk row is kept in memory until it is hashed.
 const GUEST_MEMORY_MIB: u32 = 192;
 
+/// The tap of the first guest that is attached.
+const ATTACHED: &str = "attached";
+
 /// One of a guest's NICs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Net {
@@ -32,6 +35,8 @@ pub enum Net {
     Passt,
     /// On passt with larger receive buffers.
     PasstTuned,
+    /// On QEMU's (or user-mode Linux's) own tap, which is attached to Nightporter.
+    Attached,
 }
 
 impl Net {
@@ -42,6 +47,7 @@ impl Net {
             Self::Nightporter => 2,
             Self::Passt => 3,
             Self::PasstTuned => 4,
+            Self::Attached => 5,
         }
     }
 
@@ -77,6 +83,8 @@ pub struct Plan<'a> {
     pub forwards: bool,
     /// Buffers in the receive rings of all NICs, for guests of QEMU; `None`: its default.
     pub rx_ring: Option<u16>,
+    /// With a daemon: a third NIC of the first guest, on a tap that is attached.
+    pub attach: bool,
     /// The link to the remote host. `None`: it is next door.
     pub link: Option<Shape>,
     /// passt, and the NICs of the first guest on it.
@@ -87,6 +95,12 @@ pub struct Plan<'a> {
 #[must_use]
 pub fn guest_name(guest: u8) -> String {
     format!("guest{guest}")
+}
+
+/// The name of the first guest's port behind the tap that is attached.
+#[must_use]
+pub fn attached_name() -> String {
+    format!("{}-attached", guest_name(0))
 }
 
 /// The address of a guest's NIC.
@@ -129,6 +143,15 @@ impl World {
         Self::start_as(&[guest], plan, places)
     }
 
+    /// Likewise, with a daemon, and a guest with a tap that is attached.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_attached(guest: (Vmm, &Image), places: Places<'_>) -> Result<Self> {
+        let plan = Plan { daemon: true, attach: true, ..Plan::default() };
+        Self::start_as(&[guest], plan, places)
+    }
+
     /// Likewise, with what the plan says.
     ///
     /// # Errors
@@ -136,8 +159,12 @@ impl World {
     pub fn start_as(guests: &[(Vmm, &Image)], plan: Plan<'_>, places: Places<'_>) -> Result<Self> {
         let mut subnets = vec![Net::Tap.subnet(), Net::Nightporter.subnet()];
         subnets.extend(plan.passt.iter().flat_map(|(_, nets)| nets.iter().map(|net| net.subnet())));
+        subnets.extend(plan.attach.then(|| Net::Attached.subnet()));
         let host = Host::create(&subnets, plan.link)?;
         let count = u8::try_from(guests.len()).context("a handful of guests")?;
+        if plan.attach {
+            host.add_tap(ATTACHED)?;
+        }
         let daemon = plan.daemon.then(|| start_daemon(&host, guests, plan, places)).transpose()?;
         let passts = start_passts(&host, plan, places)?;
         if plan.forwards {
@@ -185,13 +212,17 @@ impl World {
         self.daemon.as_mut().context("this needs nightporterd")
     }
 
-    /// Captures both sides of a guest's connections over the daemon into `dir`.
+    /// Captures both sides of a guest's connections over this NIC, one on the daemon, into `dir`.
     ///
     /// # Errors
     /// Those of [`Captures::start`].
-    pub fn capture(&mut self, guest: u8, dir: &Path) -> Result<Captures> {
-        let nic = guest_nic(guest, Net::Nightporter.subnet());
-        Captures::start(self.daemon()?, &guest_name(guest), &nic, dir)
+    pub fn capture(&mut self, guest: u8, net: Net, dir: &Path) -> Result<Captures> {
+        let nic = guest_nic(guest, net.subnet());
+        let ports = match net {
+            Net::Attached => [format!("{}/net", attached_name()), attached_name()],
+            _ => [UPLINK.to_owned(), guest_name(guest)],
+        };
+        Captures::start(self.daemon()?, ports, &nic, dir)
     }
 
     /// Kills the guests and stops the daemon gracefully.
@@ -224,6 +255,11 @@ impl World {
             nics.push((nic, Attach::VhostUser(passt.socket.clone())));
             subnets.push(net.subnet());
         }
+        if plan.attach && index == 0 {
+            let nic = guest_nic(index, Net::Attached.subnet());
+            nics.push((nic, Attach::Tap(ATTACHED.to_owned())));
+            subnets.push(Net::Attached.subnet());
+        }
         nics.iter().try_for_each(|(nic, _)| self.host.remote().know(nic))?;
         let neighbours = host::remote_neighbours(&subnets);
         let toe = self.daemon.as_ref().filter(|_| plan.toe).map(|daemon| daemon.toe_socket(&name));
@@ -251,19 +287,25 @@ fn start_passts(
 fn start_daemon(
     host: &Host,
     guests: &[(Vmm, &Image)],
-    Plan { toe, boost, forwards, .. }: Plan<'_>,
+    Plan { toe, boost, forwards, attach, .. }: Plan<'_>,
     places: Places<'_>,
 ) -> Result<Daemon> {
     host.add_tap("uplink")?;
-    let vms: Vec<_> = (0..)
+    let mut vms: Vec<_> = (0..)
         .zip(guests)
         .map(|(index, (vmm, _))| {
             let nic = guest_nic(index, Net::Nightporter.subnet());
             let boost = boost.filter(|_| index == 0).map(str::to_owned);
             let behind = host::all_behind(Net::Nightporter.subnet());
             let behind = behind.filter(|_| forwards && index == 0).collect();
-            Vm { name: guest_name(index), nic, behind, vmm: *vmm, toe, boost }
+            Vm { name: guest_name(index), nic, tap: None, behind, vmm: *vmm, toe, boost }
         })
         .collect();
+    if let Some((vmm, _)) = guests.first().filter(|_| attach) {
+        let (name, nic) = (attached_name(), guest_nic(0, Net::Attached.subnet()));
+        let tap = Some(ATTACHED.to_owned());
+        let behind = Vec::new();
+        vms.push(Vm { name, nic, tap, behind, vmm: *vmm, toe: false, boost: None });
+    }
     Daemon::start("uplink", &vms, places.sockets, &places.logs.join("nightporterd.log"))
 }

@@ -150,6 +150,9 @@ struct TraceArgs {
     /// Both captures are complete: frames of one after the last frame of the other count too.
     #[arg(long)]
     whole: bool,
+    /// The guest's port is an attached tap: `NAME` and `NAME/net` were captured.
+    #[arg(long)]
+    attached: bool,
 }
 
 #[derive(clap::Args)]
@@ -218,8 +221,8 @@ fn mac(text: &str) -> Result<[u8; 6], String> {
 fn check_trace(args: &TraceArgs) -> anyhow::Result<ExitCode> {
     let open = |path: &Path| File::open(path).with_context(|| format!("open {}", path.display()));
     let guests = args.guest_mac.clone();
-    let TraceArgs { sends, whole, .. } = *args;
-    let options = Options { guests, offload: !args.offload_off, sends, whole };
+    let TraceArgs { sends, whole, attached, .. } = *args;
+    let options = Options { guests, offload: !args.offload_off, sends, whole, attached };
     let report = trace::check(open(&args.remote)?, open(&args.guest)?, &options)?;
     report.findings.iter().for_each(|finding| say!("{finding}"));
     say!("{report}");

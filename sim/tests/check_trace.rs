@@ -155,7 +155,7 @@ fn simulated(seed: u64) -> Option<Captures> {
     let guests = (0..u16::try_from(plan.guests.len()).unwrap())
         .map(|g| Machine::Guest(g).address().mac)
         .collect();
-    let options = Options { guests, offload: true, sends, whole: true };
+    let options = Options { guests, offload: true, sends, whole: true, attached: false };
     Some(Captures { paths: packets.write(&base).unwrap(), options })
 }
 

@@ -27,8 +27,9 @@
 //!
 //! **Order.** The daemon stamps all frames of one turn with one time, the same in both captures. In
 //! a turn it reads the uplinks, then the guests, then it gives the guests the frames that wait for
-//! them. Frames of one time are put in this order (`read::Merged`). In captures by other means, or
-//! of two clocks, effects seem to come before their causes.
+//! them; of an attached tap, whose ends are two ports, it reads the guest's first
+//! ([`Options::attached`]). Frames of one time are put in this order (`read::Merged`). In captures
+//! by other means, or of two clocks, effects seem to come before their causes.
 //!
 //! **A host that sends for its guests** ([`Options::sends`]): as in a simulated run, except that
 //! the host's speed is not judged (INV-14), because captures do not show when it sends for a guest.
@@ -91,6 +92,8 @@ pub struct Options {
     /// Both captures go on to the end. Otherwise frames of one after the end of the other do not
     /// count, and a record that is cut off is forgiven.
     pub whole: bool,
+    /// The guest's port is an attached tap, which is read before the other end of its wire.
+    pub attached: bool,
 }
 
 /// A violation, when it was seen and in whose connection.

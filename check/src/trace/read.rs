@@ -97,7 +97,8 @@ impl<'r, 'o> Merged<'r, 'o> {
     }
 
     /// The frames of the next instant, causes before effects: frames of R first, with those that
-    /// left by the uplink in between, then frames of G, and then the others that left.
+    /// left by the uplink in between, then frames of G, and then the others that left. Behind an
+    /// attached tap G is read first.
     pub(super) fn next_turn(&mut self) -> Result<Option<Vec<Frame>>> {
         let heads = self.sides.each_ref().map(|f| f.next.as_ref().map(|f| f.at));
         let one_ended = heads.contains(&None);
@@ -119,7 +120,10 @@ impl<'r, 'o> Merged<'r, 'o> {
         };
         let later_remote = remote.split_off(inputs(&remote));
         let later_guest = guest.split_off(inputs(&guest));
-        let in_order = [remote, guest, later_remote, later_guest];
+        let in_order = match self.options.attached {
+            false => [remote, guest, later_remote, later_guest],
+            true => [guest, remote, later_remote, later_guest],
+        };
         Ok(Some(in_order.into_iter().flatten().collect()))
     }
 }

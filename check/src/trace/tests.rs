@@ -15,7 +15,7 @@ const ISN: [u32; 2] = [0xffff_ff00, 77_000];
 const SCALE: u8 = 7;
 
 fn options() -> Options {
-    Options { guests: vec![G_MAC], offload: true, sends: false, whole: true }
+    Options { guests: vec![G_MAC], offload: true, sends: false, whole: true, attached: false }
 }
 
 /// Both captures while they are made, a frame a millisecond.
@@ -437,6 +437,19 @@ fn captures_that_begin_or_end_in_the_middle_are_judged_where_both_run() {
     short.guest.pop();
     assert_eq!(short.check(&part).findings, []);
     short.violates(Rule::SequenceNumbers); // for captures said to be whole
+}
+
+#[test]
+fn an_attached_guest_is_read_before_the_net_that_answers_it_in_the_same_turn() {
+    let mut s = Scene::delivered();
+    s.see("G>", &ack(Side::G, 1, 1001), b"answer");
+    s.see(">R", &with(ack(Side::G, 1, 1001), |x| x.window = 510), b"answer");
+    s.see("R>", &ack(Side::R, 1001, 7), &[]);
+    let turn = s.ms * 1_000_000;
+    let of_turn = s.remote.iter_mut().rev().take(2).chain(s.guest.iter_mut().rev().take(1));
+    of_turn.for_each(|(at, _)| *at = turn);
+    assert_eq!(s.check(&Options { attached: true, ..options() }).findings, []);
+    assert_eq!(s.check(&options()).findings.len(), 1);
 }
 
 #[test]

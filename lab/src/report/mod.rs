@@ -40,6 +40,8 @@ pub enum NetPath {
     Off,
     /// Nightporter with ack offload.
     AckOffload,
+    /// QEMU's own tap, attached to Nightporter, with ack offload.
+    Attached,
     /// Nightporter with congestion offload too, and a guest whose routes flood.
     FloodRoute,
     /// The same, with a guest that floods by `np_flood`.
@@ -80,6 +82,7 @@ impl NetPath {
             Self::Tap => "tap",
             Self::Off => "off",
             Self::AckOffload => "ack-offload",
+            Self::Attached => "attached",
             Self::FloodRoute => "flood-route",
             Self::FloodBpf => "flood-bpf",
             Self::Passt => "passt",
