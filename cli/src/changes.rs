@@ -1,12 +1,13 @@
 //! The commands that add, change and remove ports, and the reload.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Write;
+use std::fs::{self, File, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Error, Result, anyhow, bail};
 use clap::{Args, Subcommand};
 use nightporter_api::{Change, Plan, PortStatus, Reply, Request};
 
@@ -173,10 +174,8 @@ pub(crate) fn save(
         other => return unexpected(&other),
     };
     let path = dir.join(format!("{name}.toml"));
-    let fix = "write there as root, or give the directory: --save=DIR";
-    std::fs::create_dir_all(dir).with_context(|| format!("{}\n    fix: {fix}", dir.display()))?;
-    let written = File::create_new(&path).and_then(|mut file| file.write_all(section.as_bytes()));
-    written.with_context(|| format!("{}\n    fix: {fix}", path.display()))?;
+    make_dir(dir).map_err(not_written(dir))?;
+    write_new(&path, |file| file.write_all(section.as_bytes()))?;
     let reloaded = self::change(client, control, json, Dry { dry_run: false }.as_change());
     let is_there = reloaded.and_then(|()| {
         let is_it = |port: &PortStatus| port.name == name && port.vm.is_some();
@@ -190,9 +189,43 @@ pub(crate) fn save(
         )
     });
     if is_there.is_err() {
-        let _ = std::fs::remove_file(&path);
+        let _ = fs::remove_file(&path);
     }
     is_there
+}
+
+/// A directory that is not there is one that the daemon's user can list, whatever the umask: the
+/// daemon does not start beside one that it cannot read.
+fn make_dir(dir: &Path) -> io::Result<()> {
+    if dir.is_dir() {
+        return Ok(());
+    }
+    fs::create_dir_all(dir)?;
+    fs::set_permissions(dir, Permissions::from_mode(0o755))
+}
+
+/// A file that was not there, whole and on the disk, which the daemon's user can read; or none.
+fn write_new(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> Result<()> {
+    let mut file = match File::create_new(path) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => bail!(
+            "{} is there already\n    fix: `nightporter reload` reads it; to write another, \
+             remove it",
+            path.display()
+        ),
+        created => created.map_err(not_written(path))?,
+    };
+    let written = write(&mut file)
+        .and_then(|()| file.set_permissions(Permissions::from_mode(0o644)))
+        .and_then(|()| file.sync_all());
+    if written.is_err() {
+        let _ = fs::remove_file(path);
+    }
+    written.map_err(not_written(path))
+}
+
+fn not_written(path: &Path) -> impl FnOnce(io::Error) -> Error {
+    let fix = "write as root where there is room, or elsewhere: --save=DIR";
+    move |e| anyhow!("cannot write {}: {e}\n    fix: {fix}", path.display())
 }
 
 /// Asks for a change, and shows the steps that were or would be done. The daemon may allocate
@@ -218,7 +251,7 @@ pub(crate) fn change(
     print(json, &plan, |out| show(out, &plan))
 }
 
-fn show(out: &mut dyn Write, plan: &Plan) -> std::io::Result<()> {
+fn show(out: &mut dyn Write, plan: &Plan) -> io::Result<()> {
     for line in &plan.steps {
         writeln!(out, "{line}")?;
     }
@@ -242,5 +275,25 @@ mod tests {
         assert_eq!(map(&keys("mtu=9000 budget=8M")).unwrap().len(), 2);
         let error = map(&keys("mtu=9000 mtu=1500")).unwrap_err().to_string();
         assert!(error.starts_with("mtu is given twice"), "{error}");
+    }
+
+    #[test]
+    fn a_file_is_written_whole_or_not_at_all_and_never_over_another() {
+        let dir = std::env::temp_dir().join(format!("np-save-{}", std::process::id()));
+        make_dir(&dir).unwrap();
+        let path = dir.join("a.toml");
+        let full = |file: &mut File| -> io::Result<()> {
+            file.write_all(b"[[vm]]")?;
+            Err(io::ErrorKind::StorageFull.into())
+        };
+        let error = write_new(&path, full).unwrap_err().to_string();
+        assert!(error.contains("cannot write") && !path.exists(), "{error}");
+        write_new(&path, |file| file.write_all(b"whole")).unwrap();
+        let error = write_new(&path, full).unwrap_err().to_string();
+        assert!(error.contains("fix: `nightporter reload` reads it"), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), b"whole");
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&dir), mode(&path)), (0o755, 0o644));
+        fs::remove_dir_all(&dir).unwrap();
     }
 }
