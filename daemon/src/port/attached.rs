@@ -24,11 +24,13 @@ use crate::config::{UplinkConfig, UplinkKind, VmConfig};
 const WINDOW_FRAMES: usize = 64;
 /// See [`WINDOW_FRAMES`].
 const WINDOW_BYTES: usize = 2 << 20;
-/// From then on a frame may leave the window unread, one in each of [`FORGET`]: no counter tells of
-/// those that something before the queue has dropped, as a qdisc that limits the rate.
-const QUEUED_MAX: Duration = Duration::from_secs(1);
-/// A VM that stands has its queue full after a minute, and loses frames as by a tap alone.
-const FORGET: Duration = Duration::from_millis(60);
+/// A queue that has not moved for so long is taken for empty: no counter tells of frames that
+/// something before it has dropped, as a qdisc that limits the rate. Longer than guests are off
+/// their cores as a rule.
+const STILL_MAX: Duration = Duration::from_millis(500);
+/// Between two such times, unless it has moved in between. So a VM that stands has its queue full
+/// after a minute, and loses frames as by a tap alone.
+const FORGET: Duration = Duration::from_secs(4);
 /// The first of the links are those of the daemon's taps; the others are of the VM's.
 const LINKS_OF_OWN_TAPS: usize = 4;
 /// More than a counter's digits.
@@ -192,7 +194,7 @@ impl AttachedPort {
 
     /// Whether the VM has shown life since the last call. `Some(true)`: and has taken all.
     pub(crate) fn progress(&mut self) -> Option<bool> {
-        self.window.look();
+        self.window.look(Instant::now());
         let alive = std::mem::take(&mut self.has_sent) | std::mem::take(&mut self.window.has_moved);
         alive.then_some(self.window.queued.is_empty())
     }
@@ -217,11 +219,13 @@ struct Window {
     counters: Option<[File; 2]>,
     /// At the last look.
     counts: [u64; 2],
-    /// Lengths of the frames that are queued, and since when.
-    queued: VecDeque<(usize, Instant)>,
+    /// Lengths of the frames that are queued.
+    queued: VecDeque<usize>,
     bytes: usize,
-    /// The last time that one left unread.
-    forgot_at: Option<Instant>,
+    /// Since when no frame has come or gone.
+    still_since: Instant,
+    /// From then on it may be taken for empty.
+    may_forget_at: Instant,
     has_moved: bool,
 }
 
@@ -240,9 +244,19 @@ impl Window {
                 None
             }
         };
-        let (counts, queued, bytes) = ([0; 2], VecDeque::new(), 0);
-        let mut window =
-            Self { counters, counts, queued, bytes, forgot_at: None, has_moved: false };
+        Self::with(counters, Instant::now())
+    }
+
+    fn with(counters: Option<[File; 2]>, now: Instant) -> Self {
+        let mut window = Self {
+            counters,
+            counts: [0; 2],
+            queued: VecDeque::new(),
+            bytes: 0,
+            still_since: now,
+            may_forget_at: now,
+            has_moved: false,
+        };
         window.counts = window.read().unwrap_or_default();
         window
     }
@@ -259,24 +273,29 @@ impl Window {
 
     /// Frames that have left the queue since the last look are gone. There may be more of those
     /// than we have sent: frames passed plain, or were cut for a reader without offloads.
-    fn look(&mut self) {
+    fn look(&mut self, now: Instant) {
         let Some(counts) = self.read() else {
-            self.queued.clear(); // nothing is known, or the tap has gone
-            self.bytes = 0;
-            return;
+            return self.forget(); // nothing is known, or the tap has gone
         };
         let [read, dropped] = [0, 1].map(|i| counts[i].wrapping_sub(self.counts[i]));
         self.counts = counts;
         self.has_moved |= read > 0;
         let gone = usize::try_from(read.saturating_add(dropped)).unwrap_or(usize::MAX);
-        let gone = gone.min(self.queued.len());
-        self.bytes -= self.queued.drain(..gone).map(|(len, _)| len).sum::<usize>();
-        if self.forgot_at.is_none_or(|at| at.elapsed() >= FORGET)
-            && let Some((len, _)) = self.queued.pop_front_if(|it| it.1.elapsed() >= QUEUED_MAX)
-        {
-            self.bytes -= len;
-            self.forgot_at = Some(Instant::now());
+        if gone > 0 {
+            (self.still_since, self.may_forget_at) = (now, now);
         }
+        let gone = gone.min(self.queued.len());
+        self.bytes -= self.queued.drain(..gone).sum::<usize>();
+        let is_still = now.duration_since(self.still_since) >= STILL_MAX;
+        if is_still && now >= self.may_forget_at && !self.queued.is_empty() {
+            self.may_forget_at = now + FORGET;
+            self.forget();
+        }
+    }
+
+    fn forget(&mut self) {
+        self.queued.clear();
+        self.bytes = 0;
     }
 
     fn is_open(&self) -> bool {
@@ -285,15 +304,16 @@ impl Window {
 
     fn has_room(&mut self) -> bool {
         if !self.is_open() {
-            self.look();
+            self.look(Instant::now());
         }
         self.is_open()
     }
 
     fn note_sent(&mut self, len: usize) {
         if self.counters.is_some() {
-            self.queued.push_back((len, Instant::now()));
+            self.queued.push_back(len);
             self.bytes += len;
+            self.still_since = Instant::now();
         }
     }
 }
@@ -322,9 +342,7 @@ mod tests {
         };
         write([5, 7]);
         let counters = paths.each_ref().map(|path| File::open(path).unwrap());
-        let (queued, bytes, forgot_at) = (VecDeque::new(), 0, None);
-        let (counters, counts, has_moved) = (Some(counters), [5, 7], false);
-        let mut window = Window { counters, counts, queued, bytes, forgot_at, has_moved };
+        let mut window = Window::with(Some(counters), Instant::now());
         for _ in 0..WINDOW_FRAMES {
             assert!(window.has_room());
             window.note_sent(100);
@@ -333,24 +351,33 @@ mod tests {
         write([5, 8]);
         assert!(window.has_room() && !window.has_moved, "a frame was dropped, and none read");
         write([14, 8]);
-        window.look();
+        window.look(Instant::now());
         assert!(window.has_moved);
         assert_eq!((window.queued.len(), window.bytes), (WINDOW_FRAMES - 10, 5400));
         write([1000, 8]); // others' frames count, too
-        window.look();
+        window.look(Instant::now());
         assert_eq!((window.queued.len(), window.bytes), (0, 0));
         window.note_sent(WINDOW_BYTES);
         assert!(!window.has_room(), "bytes count as well");
-        // No counter tells of a frame that was dropped before the queue.
-        window.queued[0].1 -= QUEUED_MAX;
-        assert!(window.has_room());
+        // No counter tells of frames that were dropped before the queue.
+        let later = window.still_since + STILL_MAX;
+        window.look(later - Duration::from_millis(1));
+        assert_eq!(window.queued.len(), 1);
+        window.look(later);
         assert_eq!((window.queued.len(), window.bytes), (0, 0));
-        // One at a time.
+        // A VM that stands gets little more.
         window.note_sent(WINDOW_BYTES);
-        window.queued[0].1 -= QUEUED_MAX;
-        assert!(!window.has_room());
-        window.forgot_at = Some(Instant::now() - FORGET);
-        assert!(window.has_room());
+        window.look(later + FORGET - Duration::from_millis(1));
+        assert!(!window.is_open());
+        // One that has read something stands no more.
+        write([1001, 8]);
+        window.look(later);
+        window.note_sent(WINDOW_BYTES);
+        window.look(window.still_since + STILL_MAX);
+        assert!(window.is_open());
+        window.note_sent(WINDOW_BYTES);
+        window.look(window.may_forget_at);
+        assert!(window.is_open());
         std::fs::remove_dir_all(dir).unwrap();
     }
 }

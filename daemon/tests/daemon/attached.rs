@@ -143,6 +143,10 @@ fn links() -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+fn tc(arguments: &str) {
+    assert!(Command::new("tc").args(arguments.split(' ')).status().unwrap().success());
+}
+
 /// Waits until this is so.
 fn until(is_so: impl Fn() -> bool) {
     let start = Instant::now();
@@ -300,6 +304,30 @@ fn a_vm_that_reads_nothing_has_a_window_and_gets_all_frames_later() {
         for number in 0..all {
             assert_eq!(street.gets_frame(G), echo(number));
         }
+    });
+}
+
+#[test]
+#[ignore = "needs root: it attaches taps"]
+fn a_qdisc_that_drops_does_not_close_the_window() {
+    Street::run(|street| {
+        let dir = Dir::new();
+        let host = Host::start(&dir, &dir.configure("metrics = \"off\"", &vm()));
+        host.until("web1", |port| port.link);
+        // Two frames, and what is too much is dropped, as libvirt's <bandwidth> does it.
+        tc("qdisc add dev vm0 root tbf rate 8kbit burst 128 limit 256");
+        // More than the window has, and the daemon takes them all.
+        (0..80).for_each(|number| street.sends_frame(R, &echo(number)));
+        let has_sent = |frames| host.port("web1").frames_to_port >= frames;
+        until(|| has_sent(80));
+        tc("qdisc del dev vm0 root");
+        while street.next(G, Duration::ZERO).is_some() {}
+        // The whole window is open again, although the VM reads nothing.
+        let start = Instant::now();
+        (80..130).for_each(|number| street.sends_frame(R, &echo(number)));
+        until(|| has_sent(130));
+        assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+        (80..130).for_each(|number| assert_eq!(street.gets_frame(G), echo(number)));
     });
 }
 
