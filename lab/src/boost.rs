@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::fs::read_to_string;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -70,6 +70,9 @@ pub(crate) struct Boosting {
     shared: Arc<Shared>,
     relay: Option<JoinHandle<Result<()>>>,
     booster: Process,
+    /// The relay's socket and the booster's log.
+    path: PathBuf,
+    log: PathBuf,
 }
 
 impl Boosting {
@@ -84,9 +87,7 @@ impl Boosting {
         let daemon = socket(AddressFamily::Unix, kind, SockFlag::SOCK_CLOEXEC, None)?;
         connect(daemon.as_raw_fd(), &UnixAddr::new(&dir.join("boost.sock"))?)
             .context("the daemon's socket for the booster")?;
-        let mut command = Command::new(sibling("nightporter-boost")?);
-        command.arg("--socket").arg(&path).arg("--journal").arg(dir.join("journal"));
-        let booster = Process::spawn("nightporter-boost", command, log)?;
+        let booster = spawn(&path, log)?;
         let shared = Arc::new(Shared {
             source: Mutex::new(Source::None),
             accounts: Mutex::default(),
@@ -99,6 +100,7 @@ impl Boosting {
             daemon,
             listener,
             booster: None,
+            greeting: Vec::new(),
             vms: Vec::new(),
             tap: tap.to_owned(),
             frames: 0,
@@ -106,7 +108,7 @@ impl Boosting {
             hold: Duration::from_millis(if link == Link::Lan { 10 } else { 3 }),
         };
         let relay = thread::Builder::new().name("relay".into()).spawn(move || relay.run())?;
-        Ok(Self { shared, relay: Some(relay), booster })
+        Ok(Self { shared, relay: Some(relay), booster, path, log: log.to_owned() })
     }
 
     /// Waits until the booster has judged so many guests; why it refuses one, if it does.
@@ -130,18 +132,29 @@ impl Boosting {
     pub(crate) fn select(&mut self, source: Source) -> Result<()> {
         *self.shared.source.lock().unwrap_or_else(PoisonError::into_inner) = Source::None;
         let begin = Instant::now();
+        let shared = Arc::clone(&self.shared);
         let settled = || {
-            let at = Duration::from_millis(self.shared.boosted_at.load(Ordering::Relaxed));
-            at == Duration::ZERO || self.shared.began.elapsed() > at + SETTLED
+            let at = Duration::from_millis(shared.boosted_at.load(Ordering::Relaxed));
+            at == Duration::ZERO || shared.began.elapsed() > at + SETTLED
         };
         while !settled() || self.accounts().iter().any(|it| it.unpaid_us > 0) {
-            self.booster.check_alive()?; // it ends when it or its watcher stood for 50 ms
+            self.restart_if_ended()?;
             ensure!(begin.elapsed() < LIMIT, "a guest does not pay back: {:?}", self.accounts());
             thread::sleep(Duration::from_millis(5)); // polls two conditions
         }
         self.shared.boosted_at.store(0, Ordering::Relaxed);
         *self.shared.source.lock().unwrap_or_else(PoisonError::into_inner) = source;
         Ok(())
+    }
+
+    /// A booster ends when it or its watcher stood for 50 ms. As its unit does, this starts it anew.
+    fn restart_if_ended(&mut self) -> Result<()> {
+        let Err(why) = self.booster.check_alive() else { return Ok(()) };
+        eprintln!("the booster is started again: {why:#}");
+        let guests = self.accounts().len();
+        self.shared.accounts.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.booster = spawn(&self.path, &self.log)?;
+        self.wait_judged(guests).map(drop)
     }
 
     /// The accounts of the guests that have boost.
@@ -167,6 +180,8 @@ struct Relay {
     daemon: OwnedFd,
     listener: OwnedFd,
     booster: Option<OwnedFd>,
+    /// The daemon's orders that each booster has to hear first.
+    greeting: Vec<Vec<u8>>,
     /// The guests that have boost.
     vms: Vec<u16>,
     tap: String,
@@ -177,7 +192,6 @@ struct Relay {
 
 impl Relay {
     fn run(&mut self) -> Result<()> {
-        self.booster = Some(accept_with(&self.listener, SocketFlags::CLOEXEC)?);
         let mut last = Source::None;
         while !self.shared.stops.load(Ordering::Relaxed) {
             let source = *self.shared.source.lock().unwrap_or_else(PoisonError::into_inner);
@@ -205,15 +219,26 @@ impl Relay {
 
     /// Passes on what there is, or comes within so many milliseconds.
     fn pass(&mut self, wait: u8, source: Source) -> Result<()> {
-        let Some(booster) = &self.booster else { return Ok(()) };
+        let other = self.booster.as_ref().unwrap_or(&self.listener);
         let mut fds = [
             PollFd::new(self.daemon.as_fd(), PollFlags::POLLIN),
-            PollFd::new(booster.as_fd(), PollFlags::POLLIN),
+            PollFd::new(other.as_fd(), PollFlags::POLLIN),
         ];
         poll(&mut fds, PollTimeout::from(wait))?;
+        if self.booster.is_none() && fds[1].any() == Some(true) {
+            let booster = accept_with(&self.listener, SocketFlags::CLOEXEC)?;
+            for order in &self.greeting {
+                send(booster.as_raw_fd(), order, MsgFlags::MSG_NOSIGNAL)?;
+            }
+            self.booster = Some(booster);
+        }
         let mut buf = [0; PACKET_BYTES_MAX];
         while let Some(len) = receive(&self.daemon, &mut buf)? {
-            match serde_json::from_slice(&buf[..len])? {
+            let order = serde_json::from_slice(&buf[..len])?;
+            if matches!(order, Order::Hello { .. } | Order::Vm { .. }) {
+                self.greeting.push(buf[..len].to_vec());
+            }
+            match order {
                 Order::Vm { vm, boost: Some(_), .. } if !self.vms.contains(&vm) => {
                     self.vms.push(vm);
                 }
@@ -221,9 +246,19 @@ impl Relay {
                 Order::Boost { .. } => self.note_boost(),
                 _ => {}
             }
-            send(booster.as_raw_fd(), &buf[..len], MsgFlags::MSG_NOSIGNAL)?;
+            self.send(&buf[..len]);
         }
-        while let Some(len) = receive(booster, &mut buf)? {
+        self.hear_booster(&mut buf)
+    }
+
+    /// Passes on its reports. One that has ended may come again.
+    fn hear_booster(&mut self, buf: &mut [u8]) -> Result<()> {
+        while let Some(booster) = &self.booster {
+            let Ok(received) = receive(booster, buf) else {
+                self.booster = None;
+                return Ok(());
+            };
+            let Some(len) = received else { return Ok(()) };
             if let Report::Account { vm, account } = serde_json::from_slice(&buf[..len])? {
                 let accounts = &self.shared.accounts;
                 let mut accounts = accounts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -261,11 +296,22 @@ impl Relay {
     }
 
     fn tell(&self, order: &Order) -> Result<()> {
-        let Some(booster) = &self.booster else { return Ok(()) };
-        let packet = serde_json::to_vec(order)?;
-        send(booster.as_raw_fd(), &packet, MsgFlags::MSG_NOSIGNAL)?;
+        self.send(&serde_json::to_vec(order)?);
         Ok(())
     }
+
+    /// To the booster. One that has ended is noticed by what it does not report.
+    fn send(&self, packet: &[u8]) {
+        let booster = self.booster.as_ref();
+        booster.map(|it| send(it.as_raw_fd(), packet, MsgFlags::MSG_NOSIGNAL));
+    }
+}
+
+/// Starts the booster of the relay at `path`.
+fn spawn(path: &Path, log: &Path) -> Result<Process> {
+    let mut command = Command::new(sibling("nightporter-boost")?);
+    command.arg("--socket").arg(path).arg("--journal").arg(path.with_file_name("journal"));
+    Process::spawn("nightporter-boost", command, log)
 }
 
 /// A packet, if there is one. Errors: the other end is gone.
