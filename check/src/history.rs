@@ -87,6 +87,8 @@ pub struct History {
     pub broken: bool,
     /// It was a crash that broke the promise.
     pub broken_by_crash: bool,
+    /// The next engine may go on with it, from its record.
+    pub may_resume: bool,
     /// The engine was taken away from it: a crash, a reboot, a move.
     pub interrupted: bool,
     /// Both sides must see an RST, or R alone.
@@ -157,6 +159,7 @@ impl History {
             was_on: false,
             broken: false,
             broken_by_crash: false,
+            may_resume: false,
             interrupted: false,
             must_reset: false,
             must_tell_r: false,
@@ -237,6 +240,17 @@ impl History {
     #[must_use]
     pub fn unwrap(&self, side: Side, seq: Seq, near: u64) -> u64 {
         Seq(seq.0.wrapping_sub(self.end(side).isn.unwrap_or(0))).unwrap(near)
+    }
+
+    /// If the engine after a crash goes on with it no promise is broken.
+    pub fn note_resumed(&mut self) {
+        if !self.may_resume || self.state.is_none_or(|state| state == State::Abort) {
+            return;
+        }
+        (self.may_resume, self.broken, self.broken_by_crash) = (false, false, false);
+        self.must_reset = false;
+        self.rules.fail_stop.forgive_both();
+        liveness::on_resumed(self);
     }
 
     /// End of the bytes that were acknowledged to R and not by G, if there are any.

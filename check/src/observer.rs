@@ -326,8 +326,6 @@ impl<S: Setting> Observer<S> {
             let flows_max = |guest| self.setting.flows_max(guest);
             isolation::on_step(view.engine, view.ports, flows_max)
                 .map_err(of_host(Rule::Isolation))?;
-        }
-        if all {
             self.touched.clear();
             self.touched.extend(self.flows.keys());
         } else if view.any_flow || std::mem::take(&mut self.any_flow) {
@@ -338,6 +336,7 @@ impl<S: Setting> Observer<S> {
             let (Some(h), Some(port)) = (self.flows.get_mut(&name), port) else { continue };
             let flow = view.engine.find_flow(&self.setting.key_of(name, port));
             h.state = flow.map(|f| f.state());
+            h.note_resumed();
             h.is_flooded = flow.is_some_and(|f| f.departing().is_some());
             right_edge::on_step(h);
             match h.state {
@@ -410,7 +409,7 @@ impl<S: Setting> Observer<S> {
                     h.rules.fail_stop.forgive_both();
                     h.broken |= h.promised().is_some();
                     h.interrupted = true;
-                    h.must_reset = false;
+                    (h.must_reset, h.may_resume) = (false, false);
                 }
             }
             Event::Destroyed(g) | Event::Migrated(g) => {
@@ -441,7 +440,7 @@ impl<S: Setting> Observer<S> {
             let leaves = late && h.promised().is_none();
             let on = matches!(h.state, Some(State::On | State::Drain)) && !leaves;
             h.must_tell_r |= on && !h.end(Side::R).reset && !h.opened_past;
-            h.must_reset = false;
+            (h.must_reset, h.may_resume) = (false, false);
             h.broken |= h.promised().is_some();
             h.interrupted = true;
             h.state = None;
@@ -474,13 +473,23 @@ impl<S: Setting> Observer<S> {
         for h in self.flows.values_mut() {
             let promises = h.promised().is_some() && h.was_on && h.state.is_some();
             h.broken_by_crash |= promises && !h.broken && !h.end(Side::G).reset;
+            // In a crash before the first step nothing has become of it yet.
+            h.may_resume = match h.state {
+                Some(_) => !h.broken && h.was_on,
+                None => h.may_resume,
+            };
             h.broken |= h.promised().is_some();
             h.interrupted = true;
-            h.state = None;
+            (h.state, h.is_flooded) = (None, false);
+            h.quality.sending.forget_host();
         }
     }
 
     fn on_restart(&mut self, now: Instant, arena: bool) {
+        self.flows.values_mut().for_each(|h| h.may_resume &= arena);
+        let may_resume = self.flows.iter().filter(|(_, h)| h.may_resume);
+        self.tracked.extend(may_resume.map(|(name, _)| *name));
+        self.any_flow = true; // the next step sees which of them go on
         let there = |h: &&mut History| !self.destroyed[usize::from(h.name.guest)];
         let betrayed = self.flows.values_mut().filter(|h| h.broken_by_crash && arena);
         for h in betrayed.filter(there) {

@@ -44,6 +44,7 @@ pub use self::polls::Departure;
 pub use self::ports::AddPortError;
 pub use self::rates::Direction;
 use self::rates::Rates;
+pub use self::restart::Restarted;
 pub use self::staged::Staged;
 use self::walks::{Deed, Walks};
 use self::wire::Wire;

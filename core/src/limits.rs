@@ -241,7 +241,7 @@ pub const FLOW_INDEX_BYTES: usize = 22;
 pub const FLOW_TIMER_BYTES: usize = 12;
 /// Bytes of a flow's record in the arena; only flows that owe something, or did within
 /// [`T_PARK`], have one.
-pub const FLOW_RECORD_BYTES: usize = 160;
+pub const FLOW_RECORD_BYTES: usize = 176;
 /// The caller's state per flow that the memory target below is stated for.
 pub const FLOW_STATE_BYTES: usize = 328;
 /// When H's last ACKs of a flow left, for samples of what is saved (`tcp/lead.rs`).

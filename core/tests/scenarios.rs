@@ -613,7 +613,7 @@ fn s_33_daemon_kill() {
     let w = setup.reopens_in(memory.as_mut_bytes());
     let (r, g) = w.pair(&setup);
     w.set_lenient(0, true);
-    assert_eq!(w.engine(|engine, now| engine.handle_restart(now)), 1);
+    assert_eq!(w.engine(|engine, now| engine.handle_restart(now)).reset, 1);
     // Exact for R, which G has sent 5000 bytes; and exact for G after its challenge ACK.
     r.gets("R. 5001 ack 1001");
     g.gets("R.");
@@ -637,7 +637,7 @@ fn s_33_a_restart_with_nothing_owed_passes() {
     }
     let w = setup.reopens_in(memory.as_mut_bytes());
     let (r, g) = w.pair(&setup);
-    assert_eq!(w.engine(|engine, now| engine.handle_restart(now)), 0);
+    assert_eq!(w.engine(|engine, now| engine.handle_restart(now)).reset, 0);
     r.sends("1001:2001 ack 1");
     g.gets("1001:2001 ack 1");
     g.sends("1 ack 2001");

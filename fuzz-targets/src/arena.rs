@@ -6,13 +6,13 @@
 //! afterwards.
 
 use arbitrary::{Arbitrary, Unstructured};
-use nightporter_core::engine::{Engine, EngineConfig};
+use nightporter_core::engine::{Engine, EngineConfig, Restarted};
 use nightporter_core::flow::key::FlowKey;
 use nightporter_core::limits::T_ABORT;
 use nightporter_core::port::{GuestConfig, PortConfig, PortFeatures, PortId};
 use nightporter_core::store::arena::Arena;
 use nightporter_core::store::flow_store::recover;
-use nightporter_core::store::record::{L2Header, Record, name_hash};
+use nightporter_core::store::record::{Fins, L2Header, MARK_TOLD, Record, name_hash};
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::turn::{Ports, Received, Sent, Turn, TurnConfig};
 use nightporter_core::wire::packet::{
@@ -37,9 +37,10 @@ pub fn run(data: &[u8]) {
     let mut u = Unstructured::new(data);
     let Ok((mut memory, records, pages)) = memory(&mut u) else { return };
     let bytes = memory.as_mut_bytes();
-    if opens_and_recovers(&mut bytes.to_vec().into_words(), records, pages) {
+    let recovered = opens_and_recovers(&mut bytes.to_vec().into_words(), records, pages);
+    if let Some(told) = recovered {
         let guest_is_there = u.arbitrary().unwrap_or(true);
-        restarts(bytes, guest_is_there);
+        restarts(bytes, guest_is_there, told);
     }
 }
 
@@ -147,27 +148,36 @@ fn record(u: &mut Unstructured<'_>) -> arbitrary::Result<Record> {
         rcv_nxt: above(u)?,
         guest_una,
         guest_nxt: above(u)?,
+        guest_isn: u.arbitrary()?,
+        marks: u.arbitrary()?,
+        fins: Fins { next: u.arbitrary()?, taken: u.arbitrary()?, given: u.arbitrary()? },
         net_nxt: word(u)?,
+        net_una: word(u)?,
+        net_window: u.arbitrary()?,
         edge_to_net: above(u)?,
+        ts_recent: u.arbitrary()?,
+        ts_recent_at: u.arbitrary()?,
         ts_emit_r: u32::arbitrary(u)?,
         ts_emit_g: u32::arbitrary(u)?,
     })
 }
 
-/// Whether it is an arena. Then nothing of it belongs to two, and all of it can be had.
-fn opens_and_recovers(memory: &mut [u64], records: usize, pages: usize) -> bool {
+/// If it is an arena, nothing of it belongs to two, and all of it can be had. Then this returns how
+/// many of its flows a predecessor had reset.
+fn opens_and_recovers(memory: &mut [u64], records: usize, pages: usize) -> Option<usize> {
     let said = memory.get(HEADER_RECORDS).copied();
-    let Ok(mut arena) = Arena::open(memory.as_mut_bytes()) else { return false };
+    let Ok(mut arena) = Arena::open(memory.as_mut_bytes()) else { return None };
     let owned = arena.owned_pages().count();
     assert_eq!(arena.free_pages() + owned, arena.pages_total(), "a page is lost or doubled");
     let shape = arena.pages_total() == pages && said == Some((records as u64).to_le());
     let found = recover(&mut arena);
     assert!(!shape || found.len() + arena.free_records() == records, "a record is lost or doubled");
-    let mut held = 0;
+    let (mut held, mut told) = (0, 0);
     for mut flow in found {
         let (from, to) = (flow.record.guest_una, flow.record.rcv_nxt);
         assert!(from <= to, "promises end before they begin");
         held += flow.store.held_pages() as usize;
+        told += usize::from(flow.record.marks & MARK_TOLD != 0);
         if flow.complete {
             let bytes: usize = flow.store.slices(&arena, from, to).map(<[u8]>::len).sum();
             assert_eq!(bytes as u64, to - from, "complete, and not all there");
@@ -177,11 +187,12 @@ fn opens_and_recovers(memory: &mut [u64], records: usize, pages: usize) -> bool 
     }
     assert!(held <= owned);
     assert_eq!(arena.free_pages(), arena.pages_total(), "a page was kept");
-    true
+    Some(told)
 }
 
-/// INV-21: an engine over this memory tells both ends of every flow, and then keeps nothing.
-fn restarts(memory: &mut [u8], guest_is_there: bool) {
+/// INV-21: an engine over this memory tells both ends of every flow, those that it resumes when
+/// another guest is there, or none; and then it keeps nothing.
+fn restarts(memory: &mut [u8], guest_is_there: bool, told: usize) {
     let arena = Arena::open(memory).expect("it opened before");
     let mut now = Instant::from_millis(1_000_000);
     let config = EngineConfig::new(64, [1, 2, 3, 4]);
@@ -193,8 +204,9 @@ fn restarts(memory: &mut [u8], guest_is_there: bool) {
     let guest =
         GuestConfig { ack_offload: true, budget_bytes: 0, flows_max: 64, ..GuestConfig::default() };
     let port = turn.add_port(now, &mut engine, PortConfig::guest(VM, guest)).expect("a guest");
-    let flows = engine.handle_restart(now);
-    assert!(flows <= RECORDS_MAX);
+    let Restarted { resumed, reset } = engine.handle_restart(now);
+    assert!(resumed + reset <= RECORDS_MAX);
+    let flows = resumed + reset + told; // the last are told once more
     let features = Some(PortFeatures::default());
     if guest_is_there {
         turn.set_features(now, &mut engine, port, features);

@@ -39,7 +39,7 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
     let known = first.max(h.end(Side::G).acked);
     // Before PROMPT-ACK notes it.
     let repeats = s.seq < known || h.quality.waiting.may_have_of(s.seq, s.end);
-    if s.from == Side::R && s.seq <= first && s.end > first && repeats {
+    if s.from == Side::R && s.counts && s.seq <= first && s.end > first && repeats {
         h.quality.late.blocks = Ranges::default();
     }
 }

@@ -46,13 +46,22 @@ pub(crate) struct Liveness {
     /// When the host last had a segment that makes it look for more room: not a stranger's, nor a
     /// SYN-ACK that passes (seeds 45250, 82828).
     looked_at: Instant,
+    /// The host has gone on with the flow after a kill, and G has not spoken since.
+    is_anew: bool,
 }
 
 /// A segment came in.
 pub(crate) fn on_any(h: &mut History, from: Side) {
-    if from == Side::R {
-        h.rules.liveness.spare_when_heard = h.spare;
+    match from {
+        Side::R => h.rules.liveness.spare_when_heard = h.spare,
+        Side::G => h.rules.liveness.is_anew = false,
     }
+}
+
+/// The host goes on with the flow after a kill: R's place is reserved anew, which R learns when G
+/// speaks, or when R asks.
+pub(crate) const fn on_resumed(h: &mut History) {
+    h.rules.liveness.is_anew = true;
 }
 
 /// A segment came in that makes the host look for more room.
@@ -77,7 +86,9 @@ pub(crate) fn after_out(h: &mut History, o: &Out<'_>) {
         liveness.repeats_in_pause += u32::from(o.at.since(liveness.repeated_at) > ROUND);
         liveness.repeated_at = o.at;
     }
-    if o.to == Side::G && (o.tcp.payload_len > 0 || o.tcp.flags.fin()) {
+    // A host that goes on after a kill knows no window of G, and asks for it.
+    let offers = o.tcp.payload_len > 0 || o.tcp.flags.fin() || liveness.is_anew;
+    if o.to == Side::G && offers {
         liveness.owed_since = None;
     }
     if o.to == Side::R && liveness.looked_at == o.at {
@@ -125,6 +136,7 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
         && o.gated
         && h.asks
         && !freed
+        && !liveness.is_anew
         && h.state == Some(State::On)
         && roomy
         && stuck

@@ -189,6 +189,11 @@ fn first_window(mss: u64) -> u64 {
 }
 
 impl Sending {
+    /// The host is another from now on, and begins as one that knows nothing of the path.
+    pub(crate) fn forget_host(&mut self) {
+        (self.on, self.sent_at) = (false, None);
+    }
+
     /// Just now G has sent exactly this.
     pub(crate) fn is_handed(&self, o: &Out<'_>) -> bool {
         self.handed == Some((o.at, o.seq, o.end + u64::from(o.tcp.flags.fin())))

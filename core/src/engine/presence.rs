@@ -31,6 +31,11 @@ impl Engine<'_> {
         if self.networks.of(port).is_announced_elsewhere(port) {
             return self.end_guest(now, port, Presence::Moved);
         }
+        self.await_guest(now, port);
+    }
+
+    /// The connections of the guest of `port` stand still until it is there.
+    pub(super) fn await_guest(&mut self, now: Instant, port: PortId) {
         self.set_presence(port, Presence::Awaited);
         self.walks.wait(now, port);
     }

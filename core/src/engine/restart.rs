@@ -4,35 +4,53 @@ use crate::engine::{Common, Engine, Port, context};
 use crate::flow::key::FlowKey;
 use crate::flow::table::FlowId;
 use crate::port::PortId;
-use crate::store::flow_store::recover;
+use crate::store::flow_store::{Recovered, recover};
 use crate::store::record::{Record, network_hash};
 use crate::tcp::FlowContext;
 use crate::tcp::flow::Flow;
-use crate::tcp::vm::Vm;
+use crate::tcp::vm::{Presence, Vm};
 use crate::time::Instant;
 
+/// The fate of a predecessor's flows.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Restarted {
+    /// They go on once their guests are there.
+    pub resumed: usize,
+    /// Promises that are broken: both sides are reset. Without those that a predecessor had reset.
+    pub reset: usize,
+}
+
 impl Engine<'_> {
-    /// Resets, on both sides, every flow of the arena that has bytes R believes delivered and G has
-    /// not acknowledged. Flows that owed nothing are PASS from now on. Returns how many were reset,
-    /// without those that had been by a predecessor.
+    /// Flows of the arena go on if their records are whole and say all that is needed: they stand
+    /// still until [`Self::handle_guest_back`] says that their guest is there, as it was, and end
+    /// with any other driver, or after [`T_AWAITED`]. Every other flow that has bytes R believes
+    /// delivered and G has not acknowledged is reset on both sides; one that owes nothing is PASS.
     ///
-    /// Call once, after the ports were added. A guest that connects later gets its RST then. Of a
-    /// VM that has no port any more, as when a command added it, or that is in another network now,
-    /// only R is told; if nobody is in its network any more, nobody.
-    pub fn handle_restart(&mut self, now: Instant) -> usize {
-        let mut reset = 0;
-        for found in recover(&mut self.common.arena) {
+    /// Call once, after the ports were added, before drivers are reported. A guest that connects
+    /// later gets its RST then. Of a VM that has no port any more, as when a command added it, or
+    /// that is in another network now, only R is told, if anybody is in its network any more.
+    ///
+    /// [`T_AWAITED`]: crate::limits::T_AWAITED
+    pub fn handle_restart(&mut self, now: Instant) -> Restarted {
+        let mut restarted = Restarted::default();
+        let Restarted { resumed, reset } = &mut restarted;
+        for mut found in recover(&mut self.common.arena) {
             let record = found.record;
-            let mut store = found.store;
-            store.clear(&mut self.common.arena);
             let port = self.port_of(&record);
+            if let Some(port) = port.filter(|_| found.complete)
+                && self.resume(now, port, &mut found)
+            {
+                *resumed += 1;
+                continue;
+            }
+            found.store.clear(&mut self.common.arena);
             let owed = record.rcv_nxt > record.guest_una;
             if !owed {
                 self.common.arena.free_record(found.id);
                 continue;
             }
             let Some(port) = port else {
-                reset += 1;
+                *reset += 1;
                 self.tell_remote_of_nobody(now, &record);
                 self.common.arena.free_record(found.id);
                 continue;
@@ -43,7 +61,7 @@ impl Engine<'_> {
                 self.common.arena.free_record(found.id);
                 continue;
             }
-            reset += usize::from(!self.common.arena.note_told(found.id));
+            *reset += usize::from(!self.common.arena.note_told(found.id));
             if !self.flows.has_room(key.port) {
                 // The limit is lower than it was. R is told now; G is told when R answers it.
                 self.tell_remote(now, &key, Flow::recovered(now, &record, None));
@@ -56,7 +74,47 @@ impl Engine<'_> {
                 self.with_flow(now, id, |flow, cx| flow.reset_after_restart(cx));
             }
         }
-        reset
+        restarted
+    }
+
+    /// A flow goes on in the name of the guest of `port`, which is awaited. `false`: it cannot, and
+    /// nothing has changed.
+    fn resume(&mut self, now: Instant, port: PortId, found: &mut Recovered) -> bool {
+        let key = FlowKey { port: port.0, ..found.record.key };
+        let has_driver = self.port(port).is_none_or(|port| port.features.is_some());
+        // Without a daemon frames of a wire have passed plain, and nobody knows which (LIFE-17).
+        let is_wire = self.wire_of(port).is_some();
+        if has_driver
+            || is_wire
+            || self.flows.lookup(&key).is_some()
+            || !self.flows.has_room(key.port)
+        {
+            return false;
+        }
+        let store = std::mem::take(&mut found.store);
+        let mut flow = match Flow::resumed(now, &found.record, found.id, store) {
+            Ok(flow) => flow,
+            Err(store) => {
+                found.store = store;
+                return false;
+            }
+        };
+        let source = flow.eth(&key).map(|eth| (eth, key.g_addr));
+        let is_its = source
+            .is_some_and(|source| self.networks.of(port).check_arrivals(port, &[source]).is_ok());
+        let cx = context(now, FlowId::NONE, &key, &mut self.ports, &mut self.common);
+        if !(is_its && cx.is_some_and(|mut cx| flow.resume(&mut cx))) {
+            found.store = flow.into_store();
+            return false;
+        }
+        self.networks.of_mut(port).learn_arrivals(now, port, source.as_slice());
+        let id = self.insert_flow(key, flow).expect("there is room, and no such flow");
+        self.with_flow(now, id, |_, _| ());
+        if self.vm(port).is_some_and(|vm| vm.presence != Presence::Awaited) {
+            self.note_stopped(now, port);
+            self.await_guest(now, port);
+        }
+        true
     }
 
     /// The reset of a flow that has no place in the table.

@@ -5,7 +5,7 @@
 //! The caller maps a memfd and hands the bytes in. They are laid out as
 //!
 //! ```text
-//! header 4096 B | records, 160 B each | page descriptors, 16 B each | pad to 4096 | pages, 16 KiB
+//! header 4096 B | records, 176 B each | page descriptors, 16 B each | pad to 4096 | pages, 16 KiB
 //! ```
 //!
 //! and hold indices only, never pointers, so that another process can map them anywhere.
@@ -59,7 +59,7 @@ use crate::limits::PAGE;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"NPARENA1");
 /// Raised whenever the layout or the meaning of a word changes.
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 const HEADER_BYTES: usize = 4096;
 const HEADER_WORDS: usize = HEADER_BYTES / 8;
 const DESC_WORDS: usize = 2;
@@ -376,9 +376,17 @@ impl<'m> Arena<'m> {
     /// After a restart the sides of a record have been reset. Whether they had been before.
     pub fn note_told(&mut self, id: RecordId) -> bool {
         let raw = self.raw(id);
-        let before = record::load(raw, record::TOLD);
-        put(&raw[record::TOLD], 1);
-        before != 0
+        let before = record::load(raw, record::MARKS);
+        put(&raw[record::MARKS], u64::from(record::MARK_TOLD));
+        before & u64::from(record::MARK_TOLD) != 0
+    }
+
+    /// Commits the `MARK_*` bits of a flow, after all that they are about.
+    #[inline]
+    pub fn commit_marks(&mut self, id: RecordId, marks: u8) {
+        let raw = self.raw(id);
+        let told = record::load(raw, record::MARKS) & u64::from(record::MARK_TOLD);
+        put(&raw[record::MARKS], told | u64::from(marks));
     }
 
     /// Commits `g.una`. Call before the pages below it are released.
@@ -397,12 +405,15 @@ impl<'m> Arena<'m> {
     pub fn commit(&mut self, id: RecordId, p: &Progress) {
         let raw = self.raw(id);
         compiler_fence(Ordering::Release);
-        put(&raw[record::RCV_NXT], p.rcv_nxt);
-        put(&raw[record::GUEST_UNA], p.guest_una);
-        put(&raw[record::GUEST_NXT], p.guest_nxt);
-        put(&raw[record::NET_NXT], p.net_nxt);
+        let [next, una, given] = p.fins.words(p.rcv_nxt, p.guest_una, p.guest_nxt);
+        put(&raw[record::RCV_NXT], next);
+        put(&raw[record::GUEST_UNA], una);
+        put(&raw[record::GUEST_NXT], given);
+        put(&raw[record::TO_NET], record::to_net_word(p.net_nxt, p.net_una));
         put(&raw[record::EDGE_TO_NET], p.edge_to_net);
         put(&raw[record::TS_EMIT], record::ts_word(p.ts_emit_r, p.ts_emit_g));
+        let from_net = record::from_net_word(p.ts_recent, p.ts_recent_at, p.net_window);
+        put(&raw[record::FROM_NET], from_net);
     }
 
     /// Reads a word of the record in each cache line that a segment reads and writes.

@@ -291,6 +291,7 @@ pub fn recover(arena: &mut Arena<'_>) -> Vec<Recovered> {
         .map(|(id, mut record)| {
             // A kill between the two commits of SNOOP-24; bytes that G acknowledged are owed to
             // nobody.
+            record.fins.next &= record.rcv_nxt >= record.guest_una;
             record.rcv_nxt = record.rcv_nxt.max(record.guest_una);
             let store = FlowStore { end: record.rcv_nxt, ..FlowStore::default() };
             (id, Recovered { id, record, store, complete: true })
@@ -304,7 +305,9 @@ pub fn recover(arena: &mut Arena<'_>) -> Vec<Recovered> {
         }
     }
     for (&id, flow) in &mut flows {
-        arena.commit_rcv_nxt(id, flow.record.rcv_nxt);
+        if flow.record.rcv_nxt == flow.record.guest_una && !flow.record.fins.next {
+            arena.commit_rcv_nxt(id, flow.record.rcv_nxt); // see above
+        }
         flow.complete &= u64::from(flow.store.held) == flow.promised_pages().count() as u64;
         if !flow.complete {
             flow.store.clear(arena);

@@ -1,8 +1,15 @@
 //! A flow's record in the arena: what a restarted daemon needs to keep a promise (LIFE-09).
 //!
-//! 20 little-endian words. The first eight are the state word and those that change with traffic;
+//! 22 little-endian words. The first nine are the state word and those that change with traffic;
 //! each of these is committed by one aligned store. The others are written once, before the state
 //! word makes the record valid.
+//!
+//! A kill may hit between two of these stores, so a record may have old and new words beside each
+//! other. No frame of the event has left then: R and G know the old state, the memory is in the
+//! new one. [`super::flow_store::recover`] and `Flow::resumed` take of each order the safe side.
+//!
+//! R's FIN has no word: the numbers that may end with it say so in their highest bit, so no store
+//! moves one without the other.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -20,14 +27,18 @@ pub(super) const STATE: usize = 0;
 pub(super) const RCV_NXT: usize = 1;
 pub(super) const GUEST_UNA: usize = 2;
 pub(super) const GUEST_NXT: usize = 3;
-pub(super) const NET_NXT: usize = 4;
+/// End of the bytes sent to R (low half) and R's acknowledgement of them (high half), as they are
+/// on the wire.
+pub(super) const TO_NET: usize = 4;
 pub(super) const EDGE_TO_NET: usize = 5;
 /// Last TSval emitted to R (low half) and to G (high half).
 pub(super) const TS_EMIT: usize = 6;
-/// 1 once both sides were reset after a restart: the next one repeats that, and does not count it.
-pub(super) const TOLD: usize = 7;
+/// R's TSval that is echoed (low half), the eight seconds in which it was taken, R's window field.
+pub(super) const FROM_NET: usize = 7;
+/// `MARK_*` bits. Written last, because they are about the words before.
+pub(super) const MARKS: usize = 8;
 /// First of the static words.
-pub(super) const STATIC: usize = 8;
+pub(super) const STATIC: usize = 9;
 /// First static word: identity of the VM across restarts.
 pub(super) const NAME_HASH: usize = STATIC;
 const STATIC_BYTES: usize = (WORDS - STATIC) * 8;
@@ -38,6 +49,25 @@ pub const FLAG_TS: u8 = 1;
 pub const FLAG_SACK: u8 = 2;
 /// Classic ECN is in use on this flow (COM-23).
 pub const FLAG_ECN: u8 = 4;
+/// G has opened the connection.
+pub const FLAG_GUEST_IS_CLIENT: u8 = 8;
+
+/// Both sides were reset after a restart: the next one repeats that, and does not count it.
+pub const MARK_TOLD: u8 = 1;
+/// The record says all that a successor needs to go on (LIFE-09).
+pub const MARK_RESUMABLE: u8 = 2;
+/// R was sent G's FIN, the last number below `net_nxt`.
+pub const MARK_FIN_OF_GUEST: u8 = 4;
+/// CE was seen and R has not answered with CWR.
+pub const MARK_ECE: u8 = 8;
+/// The connection ends in a container of G (FWD-01).
+pub const MARK_NEAR: u8 = 16;
+
+/// The highest bit of a number of R's stream: R's FIN is there, see [`Fins`].
+const FIN: u64 = 1 << 63;
+
+/// In the high half of unwrapped numbers of G that a record has: above all distances (COM-01).
+const BASE_TO_NET: u64 = 2 << 32;
 
 /// Identity of a port across restarts: FNV-1a (64 bit) of its name, never zero.
 #[must_use]
@@ -110,16 +140,51 @@ pub struct Record {
     pub rcv_nxt: u64,
     /// `g.una`: every byte below was acknowledged by G.
     pub guest_una: u64,
-    /// `g.nxt`: every byte below was delivered to G at least once.
+    /// `g.nxt`: every byte below was given to G at least once, also past the store.
     pub guest_nxt: u64,
-    /// `w.nxt`: every byte of G below was sent to R.
+    /// G's initial sequence number.
+    pub guest_isn: u32,
+    /// `MARK_*` bits.
+    pub marks: u8,
+    /// Where R's FIN is among `rcv_nxt`, `guest_una` and `guest_nxt`.
+    pub fins: Fins,
+    /// `w.nxt`: every byte of G below was sent to R. Only the low half is stored, and reads as a
+    /// number of its own base.
     pub net_nxt: u64,
+    /// `w.una`: every byte of G below was acknowledged by R, near `net_nxt`.
+    pub net_una: u64,
+    /// R's newest window field, as received.
+    pub net_window: u16,
+    /// `ts.recent`: R's TSval that is echoed.
+    pub ts_recent: u32,
+    /// The eight seconds of the clock in which it was taken.
+    pub ts_recent_at: u16,
     /// `h.re`: the highest right edge advertised to R.
     pub edge_to_net: u64,
     /// `ts.emit_r`: the highest TSval emitted to R.
     pub ts_emit_r: u32,
     /// `ts.emit_g`: the highest TSval emitted to G.
     pub ts_emit_g: u32,
+}
+
+/// Where R's FIN is.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Fins {
+    /// It has the number `rcv_nxt`.
+    pub next: bool,
+    /// G has acknowledged it, behind the bytes below `guest_una`.
+    pub taken: bool,
+    /// It has the last number below `guest_nxt`.
+    pub given: bool,
+}
+
+impl Fins {
+    /// The words of `rcv_nxt`, `guest_una` and `guest_nxt`.
+    #[inline(always)]
+    pub(super) fn words(self, next: u64, una: u64, given: u64) -> [u64; 3] {
+        let word = |number: u64, fin: bool| number | u64::from(fin) << FIN.trailing_zeros();
+        [word(next, self.next), word(una, self.taken), word(given, self.given)]
+    }
 }
 
 /// The words of a record that change with traffic; their meaning is that of [`Record`]'s fields.
@@ -130,9 +195,14 @@ pub struct Progress {
     pub guest_una: u64,
     pub guest_nxt: u64,
     pub net_nxt: u64,
+    pub net_una: u64,
+    pub net_window: u16,
     pub edge_to_net: u64,
+    pub ts_recent: u32,
+    pub ts_recent_at: u16,
     pub ts_emit_r: u32,
     pub ts_emit_g: u32,
+    pub fins: Fins,
 }
 
 /// The argument of `Arena::alloc_record`.
@@ -169,13 +239,16 @@ impl Cursor {
 impl Record {
     /// Writes everything but the state word, which it returns (never zero).
     pub(super) fn encode(&self, generation: u32, raw: &RawRecord) -> u64 {
-        store(raw, RCV_NXT, self.rcv_nxt);
-        store(raw, GUEST_UNA, self.guest_una);
-        store(raw, GUEST_NXT, self.guest_nxt);
-        store(raw, NET_NXT, self.net_nxt);
+        let [next, una, given] = self.fins.words(self.rcv_nxt, self.guest_una, self.guest_nxt);
+        store(raw, RCV_NXT, next);
+        store(raw, GUEST_UNA, una);
+        store(raw, GUEST_NXT, given);
+        store(raw, TO_NET, to_net_word(self.net_nxt, self.net_una));
         store(raw, EDGE_TO_NET, self.edge_to_net);
         store(raw, TS_EMIT, ts_word(self.ts_emit_r, self.ts_emit_g));
-        store(raw, TOLD, 0);
+        let from_net = from_net_word(self.ts_recent, self.ts_recent_at, self.net_window);
+        store(raw, FROM_NET, from_net);
+        store(raw, MARKS, self.marks.into());
         let mut c = Cursor { bytes: [0; STATIC_BYTES], at: 0 };
         c.put(&self.name_hash.to_le_bytes());
         c.put(&generation.to_le_bytes());
@@ -194,6 +267,7 @@ impl Record {
         c.put(&[self.l2.len]);
         c.put(&self.l2.bytes);
         c.put(&self.network_hash.to_le_bytes());
+        c.put(&self.guest_isn.to_le_bytes());
         for (i, chunk) in c.bytes.chunks_exact(8).enumerate() {
             let mut w = [0; 8];
             w.copy_from_slice(chunk);
@@ -222,13 +296,20 @@ impl Record {
         let (mss_to_g, mss_to_r) = (c.take_u16(), c.take_u16());
         let l2 = L2Header { len: c.take_u8(), bytes: c.take() };
         let network_hash = u32::from_le_bytes(c.take());
+        let guest_isn = u32::from_le_bytes(c.take());
         let version = match version {
             4 => IpVersion::V4,
             6 => IpVersion::V6,
             _ => return None,
         };
         let shape_ok = s_g <= 14 && s_r <= 14 && usize::from(l2.len) <= L2_MAX;
-        let ts = load(raw, TS_EMIT).to_le_bytes();
+        let [next, una, given] = [RCV_NXT, GUEST_UNA, GUEST_NXT].map(|word| load(raw, word));
+        let (ts_emit_r, ts_emit_g) = halves(load(raw, TS_EMIT));
+        let (sent, acknowledged) = halves(load(raw, TO_NET));
+        let net_nxt = BASE_TO_NET + u64::from(sent);
+        let [marks, ..] = load(raw, MARKS).to_le_bytes();
+        let (ts_recent, rest) = halves(load(raw, FROM_NET));
+        let [at_low, at_high, window_low, window_high] = rest.to_le_bytes();
         shape_ok.then_some(Self {
             name_hash,
             network_hash,
@@ -241,13 +322,20 @@ impl Record {
             flags,
             mss_to_g,
             mss_to_r,
-            rcv_nxt: load(raw, RCV_NXT),
-            guest_una: load(raw, GUEST_UNA),
-            guest_nxt: load(raw, GUEST_NXT),
-            net_nxt: load(raw, NET_NXT),
+            rcv_nxt: next & !FIN,
+            guest_una: una & !FIN,
+            guest_nxt: given & !FIN,
+            guest_isn,
+            marks,
+            fins: Fins { next: next >= FIN, taken: una >= FIN, given: given >= FIN },
+            net_nxt,
+            net_una: net_nxt - u64::from(sent.wrapping_sub(acknowledged)),
+            net_window: u16::from_le_bytes([window_low, window_high]),
             edge_to_net: load(raw, EDGE_TO_NET),
-            ts_emit_r: u32::from_le_bytes([ts[0], ts[1], ts[2], ts[3]]),
-            ts_emit_g: u32::from_le_bytes([ts[4], ts[5], ts[6], ts[7]]),
+            ts_recent,
+            ts_recent_at: u16::from_le_bytes([at_low, at_high]),
+            ts_emit_r,
+            ts_emit_g,
         })
     }
 }
@@ -255,6 +343,24 @@ impl Record {
 /// The word that holds both emitted timestamps, so that one store commits both.
 pub(super) fn ts_word(to_r: u32, to_g: u32) -> u64 {
     u64::from(to_g) << 32 | u64::from(to_r)
+}
+
+/// The word that holds what R was sent and has acknowledged.
+#[inline]
+pub(super) fn to_net_word(sent: u64, acknowledged: u64) -> u64 {
+    acknowledged << 32 | sent & 0xffff_ffff
+}
+
+/// The word that holds R's clock and window.
+#[inline]
+pub(super) fn from_net_word(recent: u32, recent_at: u16, window: u16) -> u64 {
+    u64::from(window) << 48 | u64::from(recent_at) << 32 | u64::from(recent)
+}
+
+/// The low half of a word, and the high one.
+fn halves(word: u64) -> (u32, u32) {
+    let [a, b, c, d, e, f, g, h] = word.to_le_bytes();
+    (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]))
 }
 
 /// The generation of the record, which is part of a page descriptor's owner.

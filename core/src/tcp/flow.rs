@@ -99,7 +99,7 @@ impl Flow {
             receiver: Receiver::recovered(now, record.rcv_nxt, record.edge_to_net, id),
             sender: Sender::recovered(record.guest_una, sent),
             outbound: Outbound::recovered(record.net_nxt),
-            timestamps: TimestampState::recovered(record.ts_emit_r, record.ts_emit_g),
+            timestamps: TimestampState::recovered(record),
             template: Template::from_record(record.l2.bytes(), record.ttl, record.ttl_to_g),
             ..Self::new(now, Offers::default(), false)
         }
@@ -448,6 +448,7 @@ impl Flow {
         }
         self.want_delivery(cx);
         self.commit(cx, self.promised());
+        self.commit_marks(cx);
         self.note_owing(cx);
         self.assert_order();
     }

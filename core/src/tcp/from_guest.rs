@@ -55,6 +55,7 @@ impl Flow {
             self.drain(Why::Options);
         }
         let fin_acked_before = self.fin_acked_by_guest();
+        let told = (self.receiver.acks.sent(), self.receiver.edge());
         self.sender.on_established();
         self.on_ack_from_guest(cx, tcp);
         self.grow_buffer(cx); // before anything shows a window
@@ -77,6 +78,11 @@ impl Flow {
             self.relay_ack(cx);
         } else {
             self.maybe_window_update(cx);
+        }
+        let is_told =
+            fate == Fate::Pass || told != (self.receiver.acks.sent(), self.receiver.edge());
+        if self.receiver.take_anew() && !is_told {
+            self.ack_now(cx, None); // the last one was perhaps lost with the process
         }
         fate
     }

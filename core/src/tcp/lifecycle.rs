@@ -3,7 +3,9 @@
 use crate::drops::DropReason;
 use crate::limits;
 use crate::store::arena::Arena;
-use crate::store::record::{FLAG_ECN, FLAG_SACK, FLAG_TS, L2Header, Progress, RecordInit};
+use crate::store::record::{
+    FLAG_ECN, FLAG_GUEST_IS_CLIENT, FLAG_SACK, FLAG_TS, Fins, L2Header, Progress, RecordInit,
+};
 use crate::tcp::distance::Distance;
 use crate::tcp::flow::{Flow, State, Why};
 use crate::tcp::timers::Timer;
@@ -95,16 +97,24 @@ impl Flow {
             ttl_to_g: self.template.ttl_to_guest(),
             flags: bit(self.options.timestamps, FLAG_TS)
                 | bit(self.options.sack, FLAG_SACK)
-                | bit(self.options.ecn, FLAG_ECN),
+                | bit(self.options.ecn, FLAG_ECN)
+                | bit(self.outbound.guest_is_client(), FLAG_GUEST_IS_CLIENT),
             s_g: self.options.shift_g,
             s_r: self.options.shift_r,
             mss_to_g: self.options.mss_to_guest,
             mss_to_r: self.options.mss_to_net,
             rcv_nxt: promised,
             guest_una: self.sender.una(),
-            guest_nxt: self.sender.sent(),
+            guest_nxt: self.given(),
             edge_to_net: self.receiver.edge(),
+            guest_isn: self.outbound.isn().0,
+            marks: 0, // until the event has ended
+            fins: self.fins(promised),
             net_nxt: self.outbound.sent(),
+            net_una: self.outbound.una(),
+            net_window: self.outbound.window(),
+            ts_recent: self.timestamps.recent(),
+            ts_recent_at: self.timestamps.recent_at(),
             ts_emit_r: shown.0.tsval,
             ts_emit_g: shown.1.tsval,
         };
@@ -122,13 +132,45 @@ impl Flow {
         let progress = Progress {
             rcv_nxt: promised,
             guest_una: self.sender.una().min(self.receiver.next()),
-            guest_nxt: self.sender.sent(),
+            guest_nxt: self.given(),
             net_nxt: self.outbound.sent(),
+            net_una: self.outbound.una(),
+            net_window: self.outbound.window(),
             edge_to_net: self.receiver.edge(),
+            ts_recent: self.timestamps.recent(),
+            ts_recent_at: self.timestamps.recent_at(),
             ts_emit_r: self.timestamps.to_net().tsval,
             ts_emit_g: self.timestamps.to_guest().tsval,
+            fins: self.fins(promised),
         };
         cx.arena.commit(rec, &progress);
+    }
+
+    /// End of the bytes that G was given, from the store or past it.
+    #[inline(always)]
+    fn given(&self) -> u64 {
+        self.sender.sent().max(self.receiver.passed())
+    }
+
+    /// Where R's FIN is in the record: below it are bytes that were promised.
+    #[inline(always)]
+    fn fins(&self, promised: u64) -> Fins {
+        if self.receiver.has_fin() { self.fins_at_end(promised) } else { Fins::default() }
+    }
+
+    #[cold]
+    fn fins_at_end(&self, promised: u64) -> Fins {
+        let fin = self.receiver.fin();
+        let next = self.receiver.is_closed() && fin == promised;
+        Fins { next, taken: next && self.sender.una() > fin, given: self.given() > fin }
+    }
+
+    /// Whether the flow may go on after a kill. No ordinary segment changes that, so the predicted
+    /// path leaves it.
+    pub(super) fn commit_marks(&self, cx: &mut FlowContext<'_, '_>) {
+        if let Some(rec) = self.receiver.record() {
+            cx.arena.commit_marks(rec, self.marks());
+        }
     }
 
     /// Store, record and reservation go back: the flow needs no place, because it is idle and owes

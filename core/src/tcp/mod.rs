@@ -70,6 +70,7 @@ pub mod options;
 mod outbound;
 mod predicted;
 mod receiver;
+mod resumed;
 pub(crate) mod saved;
 mod sender;
 pub mod state;

@@ -11,6 +11,7 @@ pub(crate) mod flooded;
 mod intake;
 
 use crate::limits;
+use crate::store::record::{FLAG_GUEST_IS_CLIENT, Record};
 use crate::wire::packet::{SackBlocks, Tcp, TcpFlags, Timestamps};
 use crate::wire::saved::saved;
 use crate::wire::seq::Seq;
@@ -98,6 +99,20 @@ impl Outbound {
     /// The state in a predecessor's record: R was sent everything below `sent`.
     pub(crate) fn recovered(sent: u64) -> Self {
         Self::new(Seq(0), sent, false)
+    }
+
+    /// The same that goes on. R's newest segment was at most the next one.
+    pub(crate) fn resumed(record: &Record, fin_sent: bool) -> Self {
+        let is_client = record.flags & FLAG_GUEST_IS_CLIENT != 0;
+        let window_max = u32::from(record.net_window) << record.s_r;
+        Self {
+            una: record.net_una,
+            window: record.net_window,
+            window_max: window_max.max(u16::MAX.into()),
+            window_seq: Seq::wrap(record.guest_una),
+            fin_sent,
+            ..Self::new(Seq(record.guest_isn), record.net_nxt, is_client)
+        }
     }
 
     /// Highest acknowledgement from R.

@@ -205,7 +205,6 @@ impl Flow {
         if let Some(ts) = p.timestamps() {
             self.timestamps.on_tsval_from_guest(cx.now, ts.tsval);
         }
-        self.sender.on_established();
     }
 
     /// The next data that G hands over.
@@ -251,6 +250,7 @@ impl Flow {
             && self.standing.is_on()
             && ack <= self.sender.sent()
             && ack <= self.receiver.next()
+            && self.sender.is_established()
             && !self.receiver.has_fin()
             && self.receiver.is_plain()
             && timely

@@ -11,6 +11,7 @@
 
 pub(crate) mod acks;
 mod mode;
+mod resumed;
 pub(crate) mod window;
 
 use crate::drops::DropReason;

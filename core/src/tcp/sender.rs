@@ -133,6 +133,13 @@ impl Sender {
         Self { next: sent, sent, ..Self::new(una, sent) }
     }
 
+    /// The same that goes on: all that G has not acknowledged is given to it again, inside the
+    /// window that it had shown for it. If that is nothing G is asked, because its window is not
+    /// known.
+    pub(crate) fn resumed(una: u64, sent: u64) -> Self {
+        Self { sent, established: true, probe_due: sent == una, ..Self::new(una, sent) }
+    }
+
     /// Highest valid ACK from G.
     #[inline]
     pub(crate) const fn una(&self) -> u64 {

@@ -1,6 +1,7 @@
 //! Timestamps of both ends (RFC 7323; SNOOP-04, SNOOP-05, INV-08, INV-09).
 
 use crate::limits;
+use crate::store::record::Record;
 use crate::time::{Duration, Instant};
 use crate::wire::packet::Timestamps;
 use crate::wire::saved::saved;
@@ -45,14 +46,27 @@ saved!(TimestampState {
 });
 
 impl TimestampState {
-    /// The clocks in a predecessor's record.
-    pub(crate) fn recovered(to_net: u32, to_guest: u32) -> Self {
-        Self { to_net, to_guest, ..Self::default() }
+    /// The clocks in a predecessor's record. G's is as old as R's; of those that it was echoed the
+    /// newest is one that it has sent.
+    pub(crate) fn recovered(record: &Record) -> Self {
+        Self {
+            recent: record.ts_recent,
+            recent_at: record.ts_recent_at,
+            to_net_at: record.ts_recent_at,
+            to_net: record.ts_emit_r,
+            to_guest: record.ts_emit_g,
+            echo_to_guest: record.ts_emit_r,
+        }
     }
 
     /// R's TSval that is echoed.
     pub(crate) const fn recent(&self) -> u32 {
         self.recent
+    }
+
+    /// The eight seconds in which it was taken.
+    pub(crate) const fn recent_at(&self) -> u16 {
+        self.recent_at
     }
 
     /// The timestamps of a segment for R.

@@ -527,11 +527,12 @@ fn a_stale_syn_ack_does_not_spare_a_guest_its_reset() {
         r.sends("1:1001 ack 1");
         r.gets("1 ack 1001");
     }
+    crate::tear(&mut memory);
     let w = setup.reopens_in(memory.as_mut_bytes());
     let (r, g) = w.pair(&setup);
     w.set_lenient(0, true);
     g.stops(0);
-    assert_eq!(w.engine(|engine, now| engine.handle_restart(now)), 1);
+    assert_eq!(w.engine(|engine, now| engine.handle_restart(now)).reset, 1);
     let reset = r.gets("R. 1 ack 1001");
     assert_eq!(reset.packet.tcp().expect("TCP").0.ttl, 64, "as G's own");
     answers_with_cookie(&w, &g, 888_888);

@@ -3,7 +3,7 @@
 use crate::common::segment::{Seen, pattern_bytes};
 use crate::common::world::{HOST_MAC, Peer, mac};
 use crate::common::{Setup, Spec, World};
-use crate::{GUEST, flow, from_uplink, sends_segments, warms_up};
+use crate::{GUEST, flow, from_uplink, sends_segments, tear, warms_up};
 use nightporter_check::event::Event;
 use nightporter_core::engine::Verdict;
 use nightporter_core::limits;
@@ -474,7 +474,7 @@ fn life_07_the_resets_of_a_successor_have_an_address_of_the_host() {
         w.set_features(GUEST, None);
         let pairs: Vec<_> = (0..3).map(|_| w.pair(&setup)).collect();
         (0..3).for_each(|conn| w.set_lenient(conn, true));
-        assert_eq!(w.engine(|e, now| e.handle_restart(now)), 3);
+        assert_eq!(w.engine(|e, now| e.handle_restart(now)).reset, 3);
         for (r, _) in &pairs {
             assert_eq!(source(&r.gets("R. 1 ack 1001")), HOST_MAC, "known {is_known}");
         }
@@ -628,8 +628,9 @@ fn killed(before: impl FnOnce(&World<'_>), after: impl FnOnce(&World<'_>, usize)
     let setup = Setup::new();
     let mut memory = vec![0_u64; setup.memory_len() / 8];
     before(&setup.opens_in(memory.as_mut_bytes()));
+    tear(&mut memory);
     let w = setup.reopens_in(memory.as_mut_bytes());
-    let reset = w.engine(|e, now| e.handle_restart(now));
+    let reset = w.engine(|e, now| e.handle_restart(now)).reset;
     after(&w, reset);
 }
 
@@ -681,6 +682,7 @@ fn life_09_a_guest_that_comes_back_later_gets_its_reset_then() {
         r.sends("1:1001");
         g.gets("1:1001");
     }
+    tear(&mut memory);
     let w = setup.reopens_in(memory.as_mut_bytes());
     w.set_features(GUEST, None);
     let (r, g) = w.pair(&setup);
@@ -706,10 +708,11 @@ fn life_09_the_reset_of_a_successor_is_of_the_connections_family_and_has_its_opt
             g.stops(0);
             r.sends("1:1001");
         }
+        tear(&mut memory);
         let w = setup.reopens_in(memory.as_mut_bytes());
         let (r, _) = w.pair(&setup);
         w.set_lenient(0, true);
-        assert_eq!(w.engine(|engine, now| engine.handle_restart(now)), 1);
+        assert_eq!(w.engine(|engine, now| engine.handle_restart(now)).reset, 1);
         let reset = r.gets("R. 1 ack 1001");
         assert_eq!(reset.tcp().options.timestamps.is_some(), ts, "v6 {v6}");
     }
@@ -737,7 +740,7 @@ fn life_09_the_arena_of_another_vm_is_not_mistaken() {
         .expect("a guest");
     engine.set_port_features(now, guest, Some(setup.features));
     // Its remote is told, and nobody else.
-    assert_eq!(engine.handle_restart(now), 1);
+    assert_eq!(engine.handle_restart(now).reset, 1);
     assert!(engine.poll_transmit(now).is_some());
     assert!(engine.poll_transmit(now).is_none());
     assert!(engine.poll_delivery(now, PortId(1), 65_562).is_none());
@@ -754,6 +757,7 @@ fn three_flows_owe_bytes(setup: &Setup) -> Vec<u64> {
         r.sends("1:1001");
     }
     drop(w);
+    tear(&mut memory);
     memory
 }
 
@@ -776,7 +780,7 @@ fn life_09_a_lower_flow_limit_after_the_restart_hides_no_broken_promise() {
     let w = lower.reopens_in(memory.as_mut_bytes());
     let pairs: Vec<_> = (0..3).map(|_| w.pair(&lower)).collect();
     (0..3).for_each(|conn| w.set_lenient(conn, true));
-    assert_eq!(w.engine(|e, now| e.handle_restart(now)), 3);
+    assert_eq!(w.engine(|e, now| e.handle_restart(now)).reset, 3);
     for (r, _) in &pairs {
         r.gets("R. 1 ack 1001");
     }
@@ -793,7 +797,7 @@ fn life_09_a_second_restart_tells_them_again_and_counts_them_no_more() {
         let w = setup.reopens_in(memory.as_mut_bytes());
         let pairs: Vec<_> = (0..3).map(|_| w.pair(&setup)).collect();
         (0..3).for_each(|conn| w.set_lenient(conn, true));
-        assert_eq!(w.engine(|e, now| e.handle_restart(now)), counted);
+        assert_eq!(w.engine(|e, now| e.handle_restart(now)).reset, counted);
         for (r, _) in &pairs {
             r.gets("R. 1 ack 1001");
         }
@@ -808,7 +812,7 @@ fn inv_21_remotes_of_a_vm_that_is_not_there_after_the_restart_are_told() {
     forget_vm(&mut memory);
     let w = setup.reopens_in(memory.as_mut_bytes());
     let pairs: Vec<_> = (0..3).map(|_| w.pair(&setup)).collect();
-    assert_eq!(w.engine(|e, now| e.handle_restart(now)), 3);
+    assert_eq!(w.engine(|e, now| e.handle_restart(now)).reset, 3);
     for (r, _) in &pairs {
         r.gets("R. 1 ack 1001");
     }
@@ -826,7 +830,7 @@ fn life_09_two_records_of_one_flow_leave_none_behind() {
         arena.alloc_record(&record).expect("room");
     }
     let w = setup.reopens_in(memory.as_mut_bytes());
-    assert_eq!(w.engine(|e, now| e.handle_restart(now)), 3);
+    assert_eq!(w.engine(|e, now| e.handle_restart(now)).reset, 3);
     w.after_ms(121_000);
     assert_eq!(w.engine(|e, _| e.arena().free_records()), 128);
 }

@@ -26,6 +26,7 @@ mod lead;
 mod liberal;
 mod life;
 mod live_flow;
+mod resume;
 mod sec;
 mod sender;
 mod snoop_accept;
@@ -42,8 +43,10 @@ use common::World;
 use common::world::Peer;
 use nightporter_core::engine::Verdict;
 use nightporter_core::port::PortId;
+use nightporter_core::store::arena::Arena;
 use nightporter_core::tcp::flow::Flow;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
+use zerocopy::IntoBytes;
 
 /// R sends so many segments of 1000 bytes from `from` on, each in its own batch.
 fn sends_segments(r: &Peer<'_>, from: i64, count: i64) {
@@ -71,6 +74,13 @@ fn from_uplink(w: &World<'_>, frame: &[u8]) -> Verdict {
 /// Something about the first connection's flow.
 fn flow<T>(w: &World<'_>, f: impl FnOnce(&Flow) -> T) -> T {
     w.flow(0, f).expect("a flow")
+}
+
+/// Records in this memory say too little for their flows to go on.
+fn tear(memory: &mut [u64]) {
+    let mut arena = Arena::open(memory.as_mut_bytes()).expect("an arena");
+    let ids: Vec<_> = arena.records().map(|(id, _)| id).collect();
+    ids.into_iter().for_each(|id| arena.commit_marks(id, 0));
 }
 
 /// The guest port of every world here.

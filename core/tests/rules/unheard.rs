@@ -177,7 +177,7 @@ fn life_09_a_reset_that_has_not_left_is_not_lost() {
         assert_eq!(verdict, Verdict::Absorbed);
     }
     let w = setup.reopens_in(memory.as_mut_bytes());
-    assert_eq!(w.engine(|engine, now| engine.handle_restart(now)), 1);
+    assert_eq!(w.engine(|engine, now| engine.handle_restart(now)).reset, 1);
     let aborted = w.engine(|engine, _| engine.vm(GUEST).map(|vm| vm.counters.flows_aborted));
     assert_eq!(aborted, Some(1));
 }

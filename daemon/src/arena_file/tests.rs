@@ -3,7 +3,7 @@
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use nightporter_core::flow::key::FlowKey;
-use nightporter_core::store::record::{L2Header, Record, name_hash};
+use nightporter_core::store::record::{Fins, L2Header, Record, name_hash};
 use nightporter_core::wire::packet::{IpAddr16, IpVersion};
 
 use super::*;
@@ -73,8 +73,15 @@ fn record(owed: u64) -> Record {
         rcv_nxt: (1 << 32) + 1001 + owed,
         guest_una: (1 << 32) + 1001,
         guest_nxt: (1 << 32) + 1001,
-        net_nxt: (1 << 32) + 7,
+        guest_isn: 6,
+        marks: 0,
+        fins: Fins::default(),
+        net_nxt: (2 << 32) + 7,
+        net_una: (2 << 32) + 7,
+        net_window: 0,
         edge_to_net: (1 << 32) + 70_001,
+        ts_recent: 0,
+        ts_recent_at: 0,
         ts_emit_r: 0,
         ts_emit_g: 0,
     }

@@ -433,10 +433,13 @@ impl<D: Device> VhostUserPort<D> {
     }
 
     /// Whether the guest is the last front-end's, as that one left it: the rings of the first queue
-    /// pair begin where they stopped. In memory that is new, as after a boot, they begin at 0.
+    /// pair begin where they stopped. In memory that is new, as after a boot, they begin at 0. Of
+    /// the first front-end after a restart that is all that is known.
     pub(crate) fn has_same_guest(&self) -> bool {
-        let began_at = self.connection.as_ref().map(|(_, session)| session.began_at());
-        self.stopped_at != [0; 2] && began_at == Some(self.stopped_at)
+        let Some((_, session)) = &self.connection else { return false };
+        let began_at = session.began_at();
+        let is_known = self.stopped_at != [0; 2];
+        if is_known { began_at == self.stopped_at } else { !began_at.contains(&0) }
     }
 
     /// Whether there may be one more line about this port; see [`Limit`].

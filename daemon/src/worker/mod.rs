@@ -27,7 +27,7 @@ use std::io;
 use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 
-use nightporter_core::engine::{AddPortError, Engine};
+use nightporter_core::engine::{AddPortError, Engine, Restarted};
 use nightporter_core::port::{PortConfig, PortId};
 use nightporter_core::time::{Duration, Instant};
 use nix::errno::Errno;
@@ -130,7 +130,10 @@ impl Worker {
 
     /// Looks for promises that a predecessor left in the arena; call after all ports were added.
     pub(crate) fn handle_restart(&mut self) {
-        let reset = self.path.engine.handle_restart(monotonic_now());
+        let Restarted { resumed, reset } = self.path.engine.handle_restart(monotonic_now());
+        if resumed > 0 {
+            tracing::info!(resumed, "connections go on when their guests are back");
+        }
         if reset > 0 {
             tracing::warn!(reset, "connections lost bytes in the restart and were reset");
         }

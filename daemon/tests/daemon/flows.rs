@@ -294,18 +294,48 @@ fn a_second_signal_does_not_wait() {
 }
 
 #[test]
-fn a_daemon_killed_with_bytes_in_the_store_tells_both_sides_when_it_is_back() {
+fn life_09_a_guest_that_boots_while_the_daemon_is_dead_is_told_and_so_is_the_remote() {
     let mut w = World::connected("");
     w.hold_1000_bytes();
     w.host.signal(Signal::SIGKILL);
     assert_eq!(w.host.wait(), None);
     let host = Host::start(&w.dir, &w.dir.join("np.toml"));
-    assert_eq!(host.port("guest").vm.unwrap().flows["abort"], 1);
+    assert_eq!(host.port("guest").vm.unwrap().flows["on"], 1);
     let mut guest = Guest::boot(&w.dir.join("guest"), PLAIN);
     guest.offer(8);
     let told = one(guest.receive(1));
     assert!(told.flags & RST != 0, "{told:?}");
     assert_eq!(told.seq, ISN_R.wrapping_add(1001), "where the guest's receiver stands");
+}
+
+/// The daemon is killed five times in the middle of an upload.
+#[test]
+fn life_09_an_upload_goes_on_when_its_daemon_was_killed() {
+    let mut w = World::connected("");
+    w.guest_sends(1, 1, b"hello");
+    assert_eq!(w.at_remote().payload, b"hello");
+    for round in 0..5_u8 {
+        let (at, end) = (1 + 1000 * u32::from(round), 1001 + 1000 * u32::from(round));
+        w.remote_sends(at, 6, &[round; 1000]);
+        // Frames before it may say that the window has grown.
+        let acknowledges = |frame: &Vec<u8>| parse(frame).ack == ISN_R.wrapping_add(end);
+        while !segments(&mut w.remote).iter().any(acknowledges) {}
+        assert_eq!(w.at_guest().payload, [round; 1000]);
+        w.host.signal(Signal::SIGKILL);
+        assert_eq!(w.host.wait(), None);
+        w.host = Host::start(&w.dir, &w.dir.join("np.toml"));
+        w.remote.goes_on(&w.dir.join("remote"), PLAIN);
+        w.guest.goes_on(&w.dir.join("guest"), PLAIN);
+        w.host.until("guest", |port| port.link);
+        w.remote.offer(8);
+        w.guest.offer(8);
+        let again = w.at_guest();
+        assert_eq!((again.flags & RST, again.seq), (0, ISN_R.wrapping_add(at)));
+        assert_eq!(again.payload, [round; 1000], "what lay in the old ring may be lost");
+        w.guest_sends(6, end, &[]);
+    }
+    let flow = w.flow();
+    assert_eq!((flow.state.as_str(), flow.held_bytes), ("on", 0));
 }
 
 #[test]

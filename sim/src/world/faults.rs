@@ -298,7 +298,9 @@ impl World<'_> {
             return Ok(());
         }
         self.nodes[i].link_up = true;
-        if std::mem::take(&mut self.nodes[i].comes_back) {
+        let comes_back = std::mem::take(&mut self.nodes[i].comes_back);
+        self.nodes[i].begins_anew |= engines.is_empty() && !comes_back;
+        if comes_back {
             self.command(engines, guest, |_, e, _, port| e.handle_guest_back(port))?;
         }
         self.event(Seen::DriverBack(guest));

@@ -146,7 +146,14 @@ impl World<'_> {
             }
         }
         for g in 0..self.plan.guests.len() {
+            let begins_anew = std::mem::take(&mut self.nodes[g].begins_anew);
             if self.nodes[g].link_up {
+                let host = &self.hosts[usize::from(self.nodes[g].host)];
+                let port = host.ports.get(g).copied().flatten();
+                let engine = engines.get_mut(usize::from(host.index));
+                if let Some((engine, port)) = engine.zip(port).filter(|_| !begins_anew) {
+                    engine.handle_guest_back(port);
+                }
                 self.set_features(engines, g, true);
             }
         }

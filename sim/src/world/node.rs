@@ -53,6 +53,8 @@ pub(super) struct Node {
     pub(super) link_up: bool,
     /// Its driver, which is away, is that of the same guest when it comes back.
     pub(super) comes_back: bool,
+    /// Its driver has begun anew since the daemon died.
+    pub(super) begins_anew: bool,
     /// It moved its ring since the host last looked.
     pub(super) progress: bool,
     /// The host waits for room in the ring.
@@ -164,6 +166,7 @@ impl Node {
             destroyed: false,
             host: 0,
             link_up: true,
+            begins_anew: false,
             comes_back: false,
             progress: false,
             host_waits: false,

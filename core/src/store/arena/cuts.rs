@@ -11,8 +11,9 @@ use zerocopy::IntoBytes;
 use super::*;
 use crate::common::segment::pattern_bytes;
 use crate::common::{Peer, Random, Setup, Side, World};
-use crate::store::flow_store::recover;
-use crate::tcp::flow::unwrapped_isn;
+use crate::store::flow_store::{FlowStore, Recovered, recover};
+use crate::tcp::flow::{Flow, unwrapped_isn};
+use crate::time::Instant;
 use crate::wire::seq::Seq;
 
 /// Plans, each with connections, losses and pauses of its own.
@@ -66,6 +67,7 @@ struct Successor {
     promised: [u32; CONNECTIONS],
     taken: [u32; CONNECTIONS],
     cuts: u64,
+    resumed: u64,
 }
 
 impl Successor {
@@ -113,6 +115,7 @@ impl Successor {
             }
             let Some(flow) = flow else { continue };
             assert!(flow.complete, "pages of {:?} are missing\n{}", flow.record, w.trace());
+            self.resumed += u64::from(resumes(flow, relative, (promised, taken), w));
             let mut at = relative(flow.record.guest_una) as usize;
             for piece in flow.store.slices(&arena, flow.record.guest_una, flow.record.rcv_nxt) {
                 let same = self.stream.get(at..at + piece.len()) == Some(piece);
@@ -121,6 +124,24 @@ impl Successor {
             }
         }
     }
+}
+
+/// Whether the flow goes on (LIFE-09). If it does, it promises what R was told, believes no more of
+/// G than G has said, and is in order.
+fn resumes(
+    found: &Recovered,
+    relative: impl Fn(u64) -> u32,
+    (promised, taken): (u32, u32),
+    w: &World<'_>,
+) -> bool {
+    let now = Instant::from_millis(1);
+    let flow = Flow::resumed(now, &found.record, found.id, FlowStore::default());
+    let Ok(flow) = flow else { return false };
+    let (next, una, ack) = flow.numbers();
+    assert!(relative(next) >= promised, "R was told {promised}\n{}", w.trace());
+    assert!(relative(una) <= taken && una <= next, "G took {taken}\n{}", w.trace());
+    assert!(ack <= next, "an ACK beyond what is held\n{}", w.trace());
+    true
 }
 
 /// One thing that happens.
@@ -173,7 +194,7 @@ fn used_memory(setup: &Setup) -> Vec<u64> {
 #[test]
 fn life_09_a_kill_between_any_two_stores_leaves_every_promise_in_the_arena() {
     let setup = Setup { arena: (16, 4), budget_bytes: 16 << 14, ..Setup::new() };
-    let mut cuts = 0;
+    let (mut cuts, mut resumed) = (0, 0);
     for plan in 0..PLANS {
         let mut random = Random::new(plan + 1);
         let mut memory = used_memory(&setup);
@@ -189,6 +210,7 @@ fn life_09_a_kill_between_any_two_stores_leaves_every_promise_in_the_arena() {
             promised: [1; CONNECTIONS],
             taken: [1; CONNECTIONS],
             cuts: 0,
+            resumed: 0,
         };
         // As `format` left it.
         let mut fresh = used_memory(&setup);
@@ -218,6 +240,8 @@ fn life_09_a_kill_between_any_two_stores_leaves_every_promise_in_the_arena() {
         }
         LOG.set(None);
         cuts += successor.cuts;
+        resumed += successor.resumed;
     }
+    assert!(resumed > cuts / 4, "{resumed} of {cuts} cuts are of flows that go on");
     assert!(cuts > 50 * PLANS, "{cuts} cuts");
 }

@@ -5,7 +5,7 @@ use crate::flow::key::FlowKey;
 use crate::flow::key::tests::key;
 use crate::limits::FLOW_RECORD_BYTES;
 use crate::store::flow_store::recover;
-use crate::store::record::{FLAG_SACK, FLAG_TS, L2Header, name_hash};
+use crate::store::record::{FLAG_SACK, FLAG_TS, Fins, L2Header, MARK_RESUMABLE, name_hash};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -31,8 +31,15 @@ pub(crate) fn record(vm: &str) -> Record {
         rcv_nxt: 0x1_0000_0001,
         guest_una: 0x1_0000_0001,
         guest_nxt: 0x1_0000_0001,
-        net_nxt: 77,
+        guest_isn: 76,
+        marks: MARK_RESUMABLE,
+        fins: Fins { next: true, taken: true, given: true },
+        net_nxt: 0x2_0000_004d,
+        net_una: 0x1_ffff_fff0,
+        net_window: 501,
         edge_to_net: 0x1_0001_0001,
+        ts_recent: 6,
+        ts_recent_at: 3,
         ts_emit_r: 5,
         ts_emit_g: 6,
     }
@@ -67,9 +74,10 @@ fn life_09_a_record_reads_back_as_it_was_written() {
 fn each_commit_changes_one_aligned_word_and_nothing_else() {
     type Commit = fn(&mut Arena<'_>, RecordId);
     type Expect = fn(&mut Record);
+    const MOST: u64 = u64::MAX >> 1;
     let commits: [(Commit, Expect); 3] = [
-        (|a, id| a.commit_rcv_nxt(id, u64::MAX), |r| r.rcv_nxt = u64::MAX),
-        (|a, id| a.commit_guest_una(id, u64::MAX), |r| r.guest_una = u64::MAX),
+        (|a, id| a.commit_rcv_nxt(id, MOST), |r| (r.rcv_nxt, r.fins.next) = (MOST, false)),
+        (|a, id| a.commit_guest_una(id, MOST), |r| (r.guest_una, r.fins.taken) = (MOST, false)),
         (|a, id| a.commit_edge_to_net(id, u64::MAX), |r| r.edge_to_net = u64::MAX),
     ];
     for (commit, expect) in commits {
@@ -93,20 +101,37 @@ fn a_commit_of_all_progress_reads_back_and_leaves_the_rest() {
     let mut mem = memory(2, 1);
     let mut arena = Arena::format(&mut mem, 2, 1, 9).unwrap();
     let id = arena.alloc_record(&record("vm")).unwrap();
-    let (rcv_nxt, guest_una, guest_nxt, net_nxt, edge_to_net) =
-        (1 << 40, 2 << 40, 3 << 40, 4 << 40, 5 << 40);
-    let (ts_emit_r, ts_emit_g) = (70, 80);
-    let progress =
-        Progress { rcv_nxt, guest_una, guest_nxt, net_nxt, edge_to_net, ts_emit_r, ts_emit_g };
+    let (rcv_nxt, guest_una, guest_nxt, edge_to_net) = (1 << 40, 2 << 40, 3 << 40, 5 << 40);
+    let (net_nxt, net_una, net_window) = (0x2_1234_5678, 0x2_1234_0000, 9);
+    let (ts_recent, ts_recent_at, ts_emit_r, ts_emit_g) = (60, 65, 70, 80);
+    let progress = Progress {
+        rcv_nxt,
+        guest_una,
+        guest_nxt,
+        net_nxt,
+        net_una,
+        net_window,
+        edge_to_net,
+        ts_recent,
+        ts_recent_at,
+        ts_emit_r,
+        ts_emit_g,
+        fins: Fins { next: false, taken: true, given: false },
+    };
     arena.commit(id, &progress);
     let all = Record {
         rcv_nxt,
         guest_una,
         guest_nxt,
         net_nxt,
+        net_una,
+        net_window,
         edge_to_net,
+        ts_recent,
+        ts_recent_at,
         ts_emit_r,
         ts_emit_g,
+        fins: progress.fins,
         ..record("vm")
     };
     assert_eq!(arena.record(id), Some(all));

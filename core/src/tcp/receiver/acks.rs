@@ -57,6 +57,11 @@ impl Acks {
         self.sent = first;
     }
 
+    /// G has acknowledged R's FIN, and R may have been told so: everything below `next`.
+    pub(crate) fn on_fin_taken(&mut self, next: u64) {
+        self.sent = next;
+    }
+
     /// A segment with payload was taken: whether its ACK is due now, or at the end of the batch.
     /// At once after two segments' worth or anything unusual (SNOOP-07).
     #[must_use]

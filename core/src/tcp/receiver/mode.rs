@@ -29,8 +29,9 @@ impl Odd {
     pub(super) const DOUBTED: u8 = 8;
     /// The buffer has room for more bytes than may be acknowledged early (FWD-02).
     pub(super) const WIDE: u8 = 16;
-    const ALL: u8 =
-        Self::ANSWER_AWAITED | Self::RESET_WAITS | Self::LATE | Self::DOUBTED | Self::WIDE;
+    /// It goes on after a kill, and the last ACK to R has perhaps not left (LIFE-09).
+    pub(super) const ANEW: u8 = 32;
+    const ALL: u8 = (Self::ANEW << 1) - 1;
 
     pub(super) const fn has(self, any: u8) -> bool {
         self.0 & any != 0
@@ -57,6 +58,18 @@ impl Receiver {
     /// G may not know the connection any more, or is known to.
     pub(crate) fn set_doubted(&mut self, doubted: bool) {
         self.odd.set(Odd::DOUBTED, doubted);
+    }
+
+    /// It goes on after a kill.
+    pub(crate) fn set_anew(&mut self) {
+        self.odd.set(Odd::ANEW, true);
+    }
+
+    /// G speaks for the first time since the kill, if there was one.
+    pub(crate) fn take_anew(&mut self) -> bool {
+        let anew = self.odd.has(Odd::ANEW);
+        self.odd.set(Odd::ANEW, false);
+        anew
     }
 
     /// All that it holds may be acknowledged early, no RST of R waits, and nobody waits for an

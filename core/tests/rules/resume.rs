@@ -1,0 +1,338 @@
+//! LIFE-09: after a kill flows go on in the next engine, from their records.
+
+use crate::common::world::Peer;
+use crate::common::{Setup, World};
+use crate::{GUEST, flow, tear, warms_up};
+use nightporter_core::engine::Restarted;
+use nightporter_core::tcp::flow::{State, Why};
+use zerocopy::IntoBytes;
+
+/// A connection of an engine that was killed: `before` has happened to it, and its guest's driver
+/// is not there yet.
+fn killed(
+    setup: &Setup,
+    before: impl FnOnce(&World<'_>, &Peer<'_>, &Peer<'_>),
+    change: impl FnOnce(&mut [u64]),
+) -> (World<'static>, Peer<'static>, Peer<'static>, Restarted) {
+    killed_times(1, setup, before, change)
+}
+
+/// The same, so many times before the guest is back.
+fn killed_times(
+    times: usize,
+    setup: &Setup,
+    before: impl FnOnce(&World<'_>, &Peer<'_>, &Peer<'_>),
+    change: impl FnOnce(&mut [u64]),
+) -> (World<'static>, Peer<'static>, Peer<'static>, Restarted) {
+    let mut memory = vec![0_u64; setup.memory_len() / 8];
+    {
+        let w = setup.opens_in(memory.as_mut_bytes());
+        let (r, g) = w.connects();
+        warms_up(&r, &g);
+        before(&w, &r, &g);
+    }
+    change(&mut memory);
+    for _ in 1..times {
+        let w = setup.reopens_in(memory.as_mut_bytes());
+        w.set_features(GUEST, None);
+        drop(w.pair(setup));
+        w.set_lenient(0, true);
+        let restarted = w.engine(|e, now| e.handle_restart(now));
+        assert_eq!(restarted, Restarted { resumed: 1, reset: 0 });
+    }
+    let w = setup.reopens_in(memory.leak().as_mut_bytes());
+    w.set_features(GUEST, None);
+    let (r, g) = w.pair(setup);
+    w.set_lenient(0, true);
+    let restarted = w.engine(|e, now| e.handle_restart(now));
+    (w, r, g, restarted)
+}
+
+/// The same with a guest that is back as it was.
+fn resumed(
+    setup: &Setup,
+    before: impl FnOnce(&World<'_>, &Peer<'_>, &Peer<'_>),
+) -> (World<'static>, Peer<'static>, Peer<'static>) {
+    resumed_after(1, setup, before)
+}
+
+/// The same after so many kills, before the guest has spoken.
+fn resumed_after(
+    kills: usize,
+    setup: &Setup,
+    before: impl FnOnce(&World<'_>, &Peer<'_>, &Peer<'_>),
+) -> (World<'static>, Peer<'static>, Peer<'static>) {
+    let (w, r, g, restarted) = killed_times(kills, setup, before, |_| ());
+    assert_eq!(restarted, Restarted { resumed: 1, reset: 0 });
+    r.gets_nothing();
+    g.gets_nothing();
+    is_back(&w, setup);
+    (w, r, g)
+}
+
+fn is_back(w: &World<'_>, setup: &Setup) {
+    w.engine(|e, _| e.handle_guest_back(GUEST));
+    w.set_features(GUEST, Some(setup.features));
+}
+
+#[test]
+fn life_09_owed_bytes_are_delivered_and_nobody_is_reset() {
+    let setup = Setup::new();
+    let (w, r, g) = resumed(&setup, |_, r, g| {
+        g.stops(0);
+        r.sends("1001:2001 ack 1");
+        r.gets("1 ack 2001");
+    });
+    // Of a G that was given none of them no room is known, so it is asked.
+    g.gets("1000 ack 1");
+    assert!(flow(&w, |f| f.acknowledges_late()));
+    g.sends("1 ack 1001");
+    g.gets_last("1001:2001");
+    assert!(!flow(&w, |f| f.acknowledges_late()));
+    g.sends("1 ack 2001");
+    assert_eq!(flow(&w, |f| (f.state(), f.held_bytes())), (State::On, 0));
+    r.takes_all();
+    r.sends("2001:3001 ack 1");
+    r.gets("1 ack 3001");
+    g.gets_last("2001:3001");
+    g.sends("1:501 ack 3001");
+    r.gets_last("1:501 ack 3001");
+}
+
+#[test]
+fn life_09_what_g_has_seen_is_given_to_it_again_at_once() {
+    let setup = Setup::new();
+    let (_, r, g) = resumed(&setup, |_, r, g| {
+        r.sends("1001:2001 ack 1");
+        r.gets("1 ack 2001");
+        g.gets("1001:2001");
+    });
+    g.gets_last("1001:2001");
+    g.sends("1 ack 2001");
+    r.takes_all();
+    r.sends("2001:3001 ack 1");
+    r.gets("1 ack 3001");
+}
+
+/// LIFE-12: until G has spoken nothing is promised.
+#[test]
+fn life_09_a_resumed_flow_is_late_until_g_has_spoken() {
+    let setup = Setup::new();
+    let (_, r, g) = resumed(&setup, |_, r, g| {
+        g.stops(0);
+        r.sends("1001:2001 ack 1");
+        r.gets("1 ack 2001");
+    });
+    r.sends("2001:3001 ack 1");
+    r.gets_nothing();
+    g.gets_last("1000 ack 1");
+    g.sends("1 ack 1001");
+    r.gets_last("1 ack 3001");
+    g.gets_last("1001:3001");
+}
+
+#[test]
+fn life_09_the_fins_of_both_sides_are_remembered() {
+    let setup = Setup::new();
+    let (w, r, g) = resumed(&setup, |_, r, g| {
+        r.sends("F. 1001:2001 ack 1");
+        r.takes_all();
+        g.gets_last("F. 1001:2001");
+        g.sends("1 ack 2002");
+        r.gets("1 ack 2002");
+        g.sends("1:301 ack 2002");
+        g.sends("F. 301 ack 2002");
+        r.gets("1:301");
+        r.gets("F. 301 ack 2002");
+    });
+    g.takes_all();
+    r.takes_all();
+    r.sends("2002 ack 302");
+    g.gets_last("ack 302");
+    assert_eq!(flow(&w, |f| (f.state(), f.why())), (State::Pass, Why::Closed));
+}
+
+#[test]
+fn life_09_bytes_of_g_are_its_own_to_repeat() {
+    let setup = Setup::new();
+    let (_, r, g) = resumed(&setup, |_, r, g| {
+        g.sends("1:1001 ack 1001");
+        r.gets("1:1001 ack 1001");
+        r.sends("1001 ack 501");
+        g.gets("1001 ack 501");
+    });
+    g.takes_all();
+    g.sends("501:1001 ack 1001");
+    r.gets_last("501:1001 ack 1001");
+    r.sends("1001 ack 1001");
+    g.gets_last("1001 ack 1001");
+}
+
+#[test]
+fn life_09_another_guest_gets_a_reset_and_so_does_the_remote() {
+    let setup = Setup::new();
+    let before = |_: &World<'_>, r: &Peer<'_>, g: &Peer<'_>| {
+        g.stops(0);
+        r.sends("1001:2001 ack 1");
+    };
+    let (w, r, g, restarted) = killed(&setup, before, |_| ());
+    assert_eq!(restarted, Restarted { resumed: 1, reset: 0 });
+    w.set_features(GUEST, Some(setup.features)); // whose rings begin anew
+    r.gets("R. 1 ack 2001");
+    g.gets("R.");
+    assert_eq!(flow(&w, |f| f.state()), State::Abort);
+    // And of a guest that does not come the remote is told.
+    let (w, r, _, _) = killed(&setup, before, |_| ());
+    w.after_ms(2100);
+    r.gets("R. 1 ack 2001");
+    // A record that says too little ends both at once.
+    let (w, r, _, restarted) = killed(&setup, before, tear);
+    assert_eq!(restarted, Restarted { resumed: 0, reset: 1 });
+    r.gets("R. 1 ack 2001");
+    assert_eq!(flow(&w, |f| f.state()), State::Abort);
+}
+
+/// Bytes that reach G past the store have no copy.
+#[test]
+fn life_09_a_flow_whose_record_does_not_say_all_is_reset() {
+    let setup = Setup::new();
+    let (_, _, _, restarted) = killed(
+        &setup,
+        |_, r, g| {
+            r.sends("1001:2001 ack 1");
+            g.gets("1001:2001");
+            r.sends("R 2001"); // it waits behind them
+        },
+        |_| (),
+    );
+    assert_eq!(restarted, Restarted { resumed: 0, reset: 1 });
+}
+
+#[test]
+fn life_09_a_second_kill_changes_nothing() {
+    let setup = Setup::new();
+    let mut memory = vec![0_u64; setup.memory_len() / 8];
+    {
+        let w = setup.opens_in(memory.as_mut_bytes());
+        let (r, g) = w.connects();
+        warms_up(&r, &g);
+        g.stops(0);
+        r.sends("1001:2001 ack 1");
+    }
+    for is_back_before in [false, true, false] {
+        let w = setup.reopens_in(memory.as_mut_bytes());
+        w.set_features(GUEST, None);
+        let (_, g) = w.pair(&setup);
+        w.set_lenient(0, true);
+        let restarted = w.engine(|e, now| e.handle_restart(now));
+        assert_eq!(restarted, Restarted { resumed: 1, reset: 0 });
+        if is_back_before {
+            is_back(&w, &setup);
+            g.takes_all();
+        }
+        assert_eq!(flow(&w, |f| (f.held_bytes(), f.held_bytes())), (1000, 1000));
+    }
+}
+
+/// Late, R's FIN lies behind bytes that are not promised: the stream does not end before them.
+#[test]
+fn life_09_a_fin_behind_bytes_that_were_not_acknowledged_cuts_no_stream() {
+    let setup = Setup::new();
+    let (w, r, g) = resumed(&setup, |w, r, g| {
+        g.stops(0);
+        r.sends("1001:2001 ack 1");
+        r.gets("1 ack 2001");
+        w.engine(|e, now| e.set_late(now, GUEST, true));
+        r.sends("F. 2001:3001 ack 1");
+        r.gets_nothing();
+    });
+    g.takes_all();
+    g.sends("1 ack 1001");
+    g.gets_last("1001:2001");
+    g.sends("1 ack 2001");
+    r.takes_all();
+    r.sends("F. 2001:3001 ack 1");
+    g.gets_last("F. 2001:3001");
+    assert_eq!(flow(&w, |f| f.state()), State::On);
+}
+
+/// G has bytes and a FIN that R was not acknowledged, because they came late; no copy is left.
+#[test]
+fn life_09_g_may_acknowledge_what_it_was_given_before_two_kills() {
+    let setup = Setup::new();
+    let (w, r, g) = resumed_after(2, &setup, |w, r, g| {
+        r.sends("1001:2001 ack 1");
+        r.gets("1 ack 2001");
+        g.gets("1001:2001");
+        w.engine(|e, now| e.set_late(now, GUEST, true));
+        r.sends("F. 2001:3001 ack 1");
+        r.gets_nothing();
+        g.gets("F. 2001:3001");
+    });
+    g.takes_all();
+    g.sends("1 ack 3002");
+    r.gets_last("1 ack 3002");
+    g.sends("F. 1 ack 3002");
+    r.gets_last("F. 1 ack 3002");
+    r.sends("3002 ack 2");
+    assert_eq!(flow(&w, |f| (f.state(), f.why())), (State::Pass, Why::Closed));
+}
+
+/// G's answer shows H its window: R is told again what it was perhaps not told.
+#[test]
+fn life_09_r_hears_of_the_window_as_soon_as_g_has_spoken() {
+    let setup = Setup::new();
+    let (_, r, g) = resumed(&setup, |_, r, _| {
+        r.sends("1001:2001 ack 1");
+        r.gets("1 ack 2001");
+    });
+    g.gets_last("1001:2001");
+    g.sends("1 ack 2001");
+    r.gets("1 ack 2001");
+    r.gets_nothing();
+}
+
+/// LIFE-08: what a drain has not brought to its end goes on in the next daemon, with the offload.
+#[test]
+fn life_09_a_flow_that_drained_goes_on() {
+    let setup = Setup::new();
+    let (w, r, g) = resumed_after(2, &setup, |w, r, g| {
+        g.stops(0);
+        r.sends("1001:2001 ack 1");
+        r.gets("1 ack 2001");
+        w.engine(|e, now| e.drain_all(now));
+        r.sends("F. 2001:3001 ack 1");
+        assert_eq!(flow(w, |f| f.state()), State::Drain);
+    });
+    g.takes_all();
+    g.sends("1 ack 1001");
+    g.gets_last("1001:2001");
+    g.sends("1 ack 2001");
+    r.takes_all();
+    r.sends("F. 2001:3001 ack 1");
+    g.gets_last("F. 2001:3001");
+    g.sends("1 ack 3002");
+    r.gets_last("1 ack 3002");
+    assert_eq!(flow(&w, |f| f.state()), State::On);
+}
+
+/// COM-29: a G that has only its SYN-ACK sent may take no byte, so nothing is known to ask it.
+#[test]
+fn life_09_a_flow_whose_guest_has_said_no_more_than_its_syn_is_reset() {
+    let setup = Setup::new();
+    let mut memory = vec![0_u64; setup.memory_len() / 8];
+    {
+        let w = setup.opens_in(memory.as_mut_bytes());
+        let (r, g) = w.connects();
+        g.stops(0);
+        r.sends("1:1001 ack 1");
+        r.gets("1 ack 1001");
+    }
+    let w = setup.reopens_in(memory.as_mut_bytes());
+    w.set_features(GUEST, None);
+    let (r, _) = w.pair(&setup);
+    w.set_lenient(0, true);
+    let restarted = w.engine(|e, now| e.handle_restart(now));
+    assert_eq!(restarted, Restarted { resumed: 0, reset: 1 });
+    r.gets("R. 1 ack 1001");
+}
