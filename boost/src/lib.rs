@@ -42,6 +42,9 @@ use std::time::Duration;
 pub const BEAT: Duration = Duration::from_millis(10);
 /// A process, or a daemon, that has shown nothing for so long stands.
 pub const SILENCE_MAX: Duration = Duration::from_millis(50);
+/// The two processes count each other's beats that they miss, and no time: where the whole host
+/// pauses, as in a VM, neither runs, and neither is to be ended for that.
+pub const BEATS_MISSED_MAX: u32 = 5;
 /// Real-time priority of both processes: above worker (2) and boost (1), see BST-06.
 pub const PRIORITY: u8 = 3;
 /// Least priority of a worker that shares cores with boosted vCPUs.

@@ -12,7 +12,7 @@ use rustix::io::{read, write};
 use rustix::process::{Pid, PidfdFlags, Signal, getppid, pidfd_open, pidfd_send_signal};
 
 use crate::sys::{Class, set_class};
-use crate::{BEAT, PRIORITY, SILENCE_MAX, take_back};
+use crate::{BEAT, BEATS_MISSED_MAX, PRIORITY, take_back};
 
 /// Watches process `booster`, whose beats come at standard input, until it has ended.
 ///
@@ -35,7 +35,7 @@ pub fn run(booster: i32, journal: &Path) -> Result<()> {
 
 /// Until the booster is dead. If it stands, it is killed.
 fn watch(booster: BorrowedFd<'_>) -> Result<()> {
-    let (mut beat_at, mut heard_at) = (None::<Instant>, Instant::now());
+    let (mut beat_at, mut missed) = (None::<Instant>, 0);
     let mut killed = false;
     loop {
         let now = Instant::now();
@@ -43,10 +43,9 @@ fn watch(booster: BorrowedFd<'_>) -> Result<()> {
             beat_at = Some(now);
             beat(stdout().as_fd());
         }
-        if hears(stdin().as_fd()) {
-            heard_at = now;
-        }
-        if now - heard_at > SILENCE_MAX && !std::mem::replace(&mut killed, true) {
+        // Each look is a beat behind the last one.
+        missed = if hears(stdin().as_fd()) { 0 } else { missed + 1 };
+        if missed > BEATS_MISSED_MAX && !std::mem::replace(&mut killed, true) {
             eprintln!("the booster stands: it is killed");
             pidfd_send_signal(booster, Signal::KILL)?;
         }

@@ -11,7 +11,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::nanos;
 use crate::watcher::{beat, hears};
-use crate::{BEAT, SILENCE_MAX};
+use crate::{BEAT, BEATS_MISSED_MAX};
 
 #[derive(Debug)]
 pub(super) struct Watched {
@@ -20,7 +20,8 @@ pub(super) struct Watched {
     to: OwnedFd,
     from: OwnedFd,
     beat_at: u64,
-    heard_at: u64,
+    /// Looks since its last beat.
+    missed: u32,
 }
 
 impl Watched {
@@ -39,7 +40,7 @@ impl Watched {
         // It has to be there before anything is favoured.
         let mut fds = [PollFd::new(&from, PollFlags::IN)];
         rustix::event::poll(&mut fds, None)?;
-        Ok(Self { child, pidfd, to, from, beat_at: 0, heard_at: u64::MAX })
+        Ok(Self { child, pidfd, to, from, beat_at: 0, missed: 0 })
     }
 
     /// It is readable when the watcher has ended.
@@ -55,13 +56,11 @@ impl Watched {
         }
         self.beat_at = now;
         beat(self.to.as_fd());
-        if hears(self.from.as_fd()) || self.heard_at == u64::MAX {
-            self.heard_at = now;
-        }
+        self.missed = if hears(self.from.as_fd()) { 0 } else { self.missed + 1 };
         if let Some(status) = self.child.try_wait()? {
             bail!("the watcher has ended: {status}");
         }
-        if now > self.heard_at + nanos(SILENCE_MAX) {
+        if self.missed > BEATS_MISSED_MAX {
             let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
             bail!("the watcher stands");
         }
