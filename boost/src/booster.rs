@@ -178,7 +178,8 @@ impl Booster {
             self.daemon = Daemon::connect(&self.socket, now)?;
         }
         // The rest is there for the next poll: boosts that last are looked at between.
-        for _ in 0..if orders { ORDERS_AT_ONCE } else { 0 } {
+        let most = if orders { ORDERS_AT_ONCE } else { 0 };
+        for _ in 0..most {
             let Some(daemon) = &mut self.daemon else { return Ok(()) };
             match daemon.receive(now) {
                 Ok(None) => break,

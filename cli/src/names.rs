@@ -24,7 +24,7 @@ pub(crate) fn ports() -> ArgValueCandidates {
 
 /// Of uplinks.
 pub(crate) fn uplinks() -> ArgValueCandidates {
-    ArgValueCandidates::new(|| names(|port| port.vm.is_none()))
+    ArgValueCandidates::new(|| names(|port| matches!(port.kind.as_str(), "tap" | "macvtap")))
 }
 
 /// None if the daemon does not answer, or not this user.

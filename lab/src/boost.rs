@@ -147,7 +147,7 @@ impl Boosting {
         Ok(())
     }
 
-    /// A booster ends when it or its watcher stood for 50 ms. As its unit does, another is started.
+    /// A booster ends when it or its watcher missed beats. As its unit does, another is started.
     fn restart_if_ended(&mut self) -> Result<()> {
         let Err(why) = self.booster.check_alive() else { return Ok(()) };
         eprintln!("the booster is started again: {why:#}");

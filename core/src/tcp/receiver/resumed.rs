@@ -9,8 +9,8 @@ use crate::tcp::vm::Vm;
 use crate::time::Instant;
 
 impl Receiver {
-    /// Bytes below `next` are in the store, and G may have others, below
-    /// `passed`, without a copy. It acknowledges late until G has spoken.
+    /// Bytes below `next` are in the store, and G may have others, below `passed`, without a copy.
+    /// It acknowledges late until G has spoken.
     pub(crate) fn resumed(now: Instant, next: u64, passed: u64, record: RecordId) -> Self {
         let mut it = Self { passed, record: Some(record), ..Self::new(now, next) };
         it.set_late(true);
