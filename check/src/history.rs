@@ -62,7 +62,7 @@ pub struct History {
     /// See its type.
     pub known: Known,
     /// It does so now, by the engine's account.
-    pub is_flooded: bool,
+    pub is_relayed: bool,
     /// Time to live of G's last segment.
     pub ttl: Option<u8>,
     /// When the VM last had less budget to spare than a connection may want.
@@ -146,7 +146,7 @@ impl History {
             name,
             conn,
             known: Known::default(),
-            is_flooded: false,
+            is_relayed: false,
             ttl: None,
             cramped_at: Instant::ZERO,
             spare: 0,

@@ -337,7 +337,7 @@ impl<S: Setting> Observer<S> {
             let flow = view.engine.find_flow(&self.setting.key_of(name, port));
             h.state = flow.map(|f| f.state());
             h.note_resumed();
-            h.is_flooded = flow.is_some_and(|f| f.departing().is_some());
+            h.is_relayed = flow.is_some_and(|f| f.departing().is_some());
             right_edge::on_step(h);
             match h.state {
                 Some(_) => self.tracked.insert(name),
@@ -480,7 +480,7 @@ impl<S: Setting> Observer<S> {
             };
             h.broken |= h.promised().is_some();
             h.interrupted = true;
-            (h.state, h.is_flooded) = (None, false);
+            (h.state, h.is_relayed) = (None, false);
             h.quality.sending.forget_host();
         }
     }

@@ -20,10 +20,10 @@ pub struct Weight {
     pub recoveries: u64,
     /// Payload bytes that the host sent for guests, and of them those that it sent again.
     #[serde(default)]
-    pub flooded_bytes: u64,
-    /// See `flooded_bytes`.
+    pub relayed_bytes: u64,
+    /// See `relayed_bytes`.
     #[serde(default)]
-    pub flooded_again: u64,
+    pub relayed_again: u64,
     /// Segments of R marked CE, of flows with offload.
     pub ce_marks: u64,
     /// Super-segments of R, of flows with offload.
@@ -45,8 +45,8 @@ type Floor = (&'static str, f64, fn(&Weight) -> u64);
 /// The least that every seed has to carry on average: about half of the present amount.
 const FLOORS: [Floor; 8] = [
     ("early-acknowledged bytes", 1_500_000.0, |w| w.early_bytes),
-    ("bytes sent for guests", 250_000.0, |w| w.flooded_bytes),
-    ("bytes sent for them again", 8_000.0, |w| w.flooded_again),
+    ("bytes sent for guests", 250_000.0, |w| w.relayed_bytes),
+    ("bytes sent for them again", 8_000.0, |w| w.relayed_again),
     ("flows with offload", 3.0, |w| w.flows_on),
     ("local recoveries", 5.0, |w| w.recoveries),
     ("CE marks", 0.5, |w| w.ce_marks),
@@ -75,10 +75,10 @@ impl Weight {
     pub(crate) fn on_out(&mut self, h: &History, o: &Out<'_>, hdr: &VirtioNetHdr) {
         match o.to {
             Side::R if h.is_on() && o.gated && h.known.hostile == [false; 2] => {
-                if h.is_flooded {
+                if h.is_relayed {
                     let again = h.end(Side::R).end_to.saturating_sub(o.seq);
-                    self.flooded_bytes += u64::from(o.tcp.payload_len);
-                    self.flooded_again += again.min(o.tcp.payload_len.into());
+                    self.relayed_bytes += u64::from(o.tcp.payload_len);
+                    self.relayed_again += again.min(o.tcp.payload_len.into());
                 }
                 let known = h.end(Side::R).ack_to.max(h.end(Side::G).acked);
                 let ack = o.ack.map_or(0, |ack| ack.min(h.end(Side::R).end));
@@ -105,8 +105,8 @@ impl Weight {
             (&mut self.early_bytes, other.early_bytes),
             (&mut self.flows_on, other.flows_on),
             (&mut self.recoveries, other.recoveries),
-            (&mut self.flooded_bytes, other.flooded_bytes),
-            (&mut self.flooded_again, other.flooded_again),
+            (&mut self.relayed_bytes, other.relayed_bytes),
+            (&mut self.relayed_again, other.relayed_again),
             (&mut self.ce_marks, other.ce_marks),
             (&mut self.super_from_net, other.super_from_net),
             (&mut self.super_to_guest, other.super_to_guest),
@@ -167,8 +167,8 @@ impl std::fmt::Display for Weight {
              recoveries, {} CE marks, super-segments: {} from the uplink, {} to guests; {} \
              unfinished checksums from the uplink",
             self.early_bytes as f64 / 1e6,
-            self.flooded_bytes as f64 / 1e6,
-            self.flooded_again as f64 / 1e6,
+            self.relayed_bytes as f64 / 1e6,
+            self.relayed_again as f64 / 1e6,
             self.flows_on,
             self.recoveries,
             self.ce_marks,

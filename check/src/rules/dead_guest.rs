@@ -20,7 +20,7 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>, destroyed: bool) -> Ensure {
     if destroyed {
         return Err("a segment in the name of a guest that is gone".to_owned());
     }
-    if h.is_flooded && (o.tcp.payload_len > 0 || o.tcp.flags.fin()) {
+    if h.is_relayed && (o.tcp.payload_len > 0 || o.tcp.flags.fin()) {
         return Ok(()); // no answer: the host repeats the data that it sends for G by itself
     }
     let r = h.end(Side::R);

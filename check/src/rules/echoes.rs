@@ -126,12 +126,12 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
     // Bytes that the host has are a duplicate, though R does not know, and refused (RFC 7323
     // section 5.3).
     let again = s.end > s.seq && h.quality.waiting.holds(s.seq, s.end);
-    let flooded = h.is_flooded;
+    let relayed = h.is_relayed;
     let blocks_sure = sure && h.is_twinned() && h.sack() && !h.known.floods;
     let bare = s.end == s.seq && !s.tcp.flags.fin();
     h.quality.echoes.sack.note(blocks_sure, bare, s.ack, s.tcp.options.sack);
     let echoes = &mut h.quality.echoes;
-    echoes.from_net = sure.then(|| (clocks.map(|ts| ts.tsecr), s.tcp.flags.ece() && !flooded));
+    echoes.from_net = sure.then(|| (clocks.map(|ts| ts.tsecr), s.tcp.flags.ece() && !relayed));
     if sure && !again {
         clock.into_iter().for_each(|tsval| echoes.note_clock(Side::R, tsval));
     }
@@ -144,7 +144,7 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
 
 /// Between two steps of the host: R's marks are the host's affair once it sends for G.
 pub(crate) fn on_step(h: &mut History) {
-    if let Some((_, ece)) = h.quality.echoes.from_net.as_mut().filter(|_| h.is_flooded) {
+    if let Some((_, ece)) = h.quality.echoes.from_net.as_mut().filter(|_| h.is_relayed) {
         *ece = false;
     }
 }
@@ -176,7 +176,7 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
         };
     }
     sack_to_guest(h, o)?;
-    if h.is_flooded && h.is_twinned() && !o.waited && o.tcp.flags.ece() {
+    if h.is_relayed && h.is_twinned() && !o.waited && o.tcp.flags.ece() {
         return Err("ECE to G, for which the host sends".to_owned());
     }
     // If an R has acknowledged bytes that G never sent, nothing more of it is read (seed 85563).
@@ -202,7 +202,7 @@ fn sack_to_guest(h: &History, o: &Out<'_>) -> Ensure {
     // bytes.
     let end = h.end(Side::R).end_to;
     let is_sent = |block: &(Seq, Seq)| h.unwrap(Side::G, block.0, end) < end;
-    if h.is_flooded && h.is_twinned() && blocks.as_slice().iter().any(is_sent) {
+    if h.is_relayed && h.is_twinned() && blocks.as_slice().iter().any(is_sent) {
         return Err("SACK blocks to G of what the host has sent for it".to_owned());
     }
     if !blocks.as_slice().is_empty() && !sack.said.contains(&blocks) && !h.known.floods {

@@ -41,7 +41,7 @@ pub(crate) fn on_out(h: &mut History, o: &Out<'_>) {
 
 /// Between two steps of the host; `go_since`: since when the heartbeat has said go.
 pub(crate) fn on_step(h: &mut History, go_since: Option<Instant>) -> Ensure {
-    let passed = std::mem::take(&mut h.quality.flooding.passed) && !h.is_flooded;
+    let passed = std::mem::take(&mut h.quality.flooding.passed) && !h.is_relayed;
     let is_judged =
         h.known.floods && !h.known.forwards && h.conn.is_some() && h.is_judged() && !h.past;
     let since = go_since.zip(h.quality.flooding.began_at);

@@ -61,7 +61,7 @@ pub(crate) fn on_in(h: &mut History, from: Side, tcp: &Tcp) {
     // An ACK that another has overtaken says nothing (COM-30), if nothing else is to be said of it.
     let old = plain && in_place && h.unwrap(Side::G, tcp.ack, r.acked) < r.acked;
     // Bytes that have left and that R does not have are certainly kept.
-    let kept = h.is_flooded && r.acked < r.end_to;
+    let kept = h.is_relayed && r.acked < r.end_to;
     // One older than R's window is to be answered too (SNOOP-03; RFC 5961 section 5.2).
     let too_old = plain && h.is_long_acked(h.unwrap(Side::G, tcp.ack, r.acked));
     let refused = too_old || h.timestamps() && h.acceptable.refuses_clock(tcp);

@@ -52,12 +52,12 @@ pub(crate) const fn on_forgotten(h: &mut History) {
 
 /// G was shown a window.
 pub(crate) const fn on_shown(h: &mut History) {
-    h.rules.right_edge.lent_by_sender |= h.is_flooded;
+    h.rules.right_edge.lent_by_sender |= h.is_relayed;
 }
 
 /// Between two steps of the host.
 pub(crate) const fn on_step(h: &mut History) {
-    h.rules.right_edge.lent_by_sender &= h.is_flooded;
+    h.rules.right_edge.lent_by_sender &= h.is_relayed;
 }
 
 /// R has acknowledged none of G's bytes for so long.

@@ -499,7 +499,7 @@ fn mss(h: &History) -> u64 {
 }
 
 fn is_judged(h: &History) -> bool {
-    h.conn.is_some() && h.is_flooded && h.is_judged() && !h.past
+    h.conn.is_some() && h.is_relayed && h.is_judged() && !h.past
 }
 
 /// A segment of R arrives.
@@ -540,7 +540,7 @@ pub(crate) fn on_step(h: &mut History) -> Ensure {
 fn is_let_go(h: &History) -> bool {
     let (sending, r) = (&h.quality.sending, h.end(Side::R));
     let in_path = matches!(h.state, Some(State::On | State::Drain)) && h.is_twinned();
-    let gone = in_path && sending.on && !h.is_flooded && sending.una < sending.next;
+    let gone = in_path && sending.on && !h.is_relayed && sending.una < sending.next;
     // R's segments may go on to acknowledge nothing new (seed 95212).
     let silent = sending.silence.is_some() || sending.timed_out.is_some();
     let moved = r.edge < sending.next || r.lied > BASE;

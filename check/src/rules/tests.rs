@@ -13,7 +13,7 @@ use crate::tap::{FlowName, Tap, Tapped};
 use crate::wire::{F_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6, Packet, Segment, TcpFlags, build};
 
 mod by_step;
-mod flooded;
+mod relayed;
 
 /// Initial sequence numbers of R and G; all numbers below are relative to them.
 const ISN: [u32; 2] = [0xffff_fd00, 77_000];

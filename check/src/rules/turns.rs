@@ -51,7 +51,7 @@ impl Turns {
         }
         // Also what looks like a frame that came in; and frames that tell it of a hole in its bytes
         // (FLOOD-05; seed 90696).
-        let of_hole = h.is_flooded && news::tells_guest_again(h, o);
+        let of_hole = h.is_relayed && news::tells_guest_again(h, o);
         let blocks = !o.tcp.options.sack.as_slice().is_empty();
         if o.tcp.payload_len > 0 || o.tcp.flags.fin() || blocks || of_hole {
             self.waiting.remove(&h.name); // this was its turn

@@ -252,7 +252,7 @@ impl Engine<'_> {
         frame: &[u8],
     ) -> Option<Fate> {
         let (_, src) = macs(frame);
-        let may_hand_over = || self.port(port).is_some_and(|p| p.vm.flooded_flows > 0);
+        let may_hand_over = || self.port(port).is_some_and(|p| p.vm.relayed_flows > 0);
         if (frame.len() > EXPECTED_ACK_MAX && !may_hand_over())
             || !is_usual_hdr(hdr, key.key.version)
             || self.networks.of_mut(port).check_ip_source(now, port, src, key.key.g_addr).is_err()
@@ -485,7 +485,7 @@ impl Engine<'_> {
                 Net::Ip(Ip { l4: L4::Fragment, protocol: PROTOCOL_TCP, .. }) => {
                     port.vm.fragment_at = Some(now);
                 }
-                Net::Ip(ref ip) if ip.l4 == L4::Icmp && port.vm.flooded_flows > 0 => {
+                Net::Ip(ref ip) if ip.l4 == L4::Icmp && port.vm.relayed_flows > 0 => {
                     self.on_icmp(now, out, frame, &packet.eth, ip);
                 }
                 _ => {}

@@ -22,20 +22,20 @@ impl Flow {
         let ip_tcp_len = self.ip_tcp_len(cx);
         let headers = self.template.l2_to_net().len() + index(ip_tcp_len);
         let stamp = self.options.timestamps.then(|| self.timestamps.to_net().tsval);
-        let flooded = self.losses.flooded_mut()?;
-        let found = flooded.poll(cx, IP_LEN_MAX - ip_tcp_len, stamp);
+        let relayed = self.losses.relayed_mut()?;
+        let found = relayed.poll(cx, IP_LEN_MAX - ip_tcp_len, stamp);
         if let Some((segment, ..)) = &found {
             let bytes = headers + index(segment.to - segment.from);
             cx.out.departures.on_sent(cx.key.port, bytes);
-            if flooded.is_by_new_room(segment)
+            if relayed.is_by_new_room(segment)
                 && (self.outbound.ack_to_guest_due() || !cx.vm.clock.has_seen_all())
             {
                 cx.vm.leads.on_sent(cx.now); // before G has seen that ACK
             }
         }
-        flooded.arm(cx, found.is_some());
+        relayed.arm(cx, found.is_some());
         let (segment, mss, push) = found?;
-        let (bytes_end, closed) = flooded.end();
+        let (bytes_end, closed) = relayed.end();
         let mss = u16::try_from(mss).unwrap_or(u16::MAX);
         let to = segment.to.min(bytes_end);
         let fin = closed && segment.to > bytes_end;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! R --> Receiver --> store --> Sender --> G      inbound
-//! R <-- Outbound <------------------------ G      outbound: counters, or a pipe (`flooded`)
+//! R <-- Outbound <------------------------ G      outbound: counters, or a pipe (`relayed`)
 //! ```
 //!
 //! Each part has its file and private fields: only `receiver` moves the edge shown to R, only
@@ -186,7 +186,7 @@ impl Flow {
 
     /// It has a place for bytes of R, or of G.
     pub(super) fn has_place(&self) -> bool {
-        !self.is_parked() || self.losses.flooded().is_some()
+        !self.is_parked() || self.losses.relayed().is_some()
     }
 
     /// The value of the entry when the table is full.
@@ -525,8 +525,8 @@ impl Flow {
         debug_assert!(receiver.acks.sent() <= t.ack, "acked beyond what is held (INV-03)");
         let backed = self.is_parked() || receiver.edge() <= receiver.reserved_edge(&t);
         debug_assert!(backed, "an edge nothing is reserved for (INV-06)");
-        if let Some(flooded) = self.losses.flooded() {
-            flooded.assert_order(self.outbound.una(), self.outbound.sent());
+        if let Some(relayed) = self.losses.relayed() {
+            relayed.assert_order(self.outbound.una(), self.outbound.sent());
         }
         let held = self.store.held_pages();
         debug_assert!(held <= receiver.reserved_pages(), "more held than reserved");

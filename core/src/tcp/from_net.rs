@@ -93,7 +93,7 @@ impl Flow {
             self.receiver.on_congestion_marks(tcp.flags.contains(TcpFlags::CWR), marked);
         }
         let hidden = self.keeps_bytes();
-        let marks = if self.losses.flooded().is_some() { TcpFlags::ACK } else { tcp.flags };
+        let marks = if self.losses.relayed().is_some() { TcpFlags::ACK } else { tcp.flags };
         self.outbound.on_segment_from_net(marks);
         let new = self.on_ack_of_segment(cx, range, tcp);
         if needs_verbatim(f) {
@@ -456,7 +456,7 @@ impl Flow {
     pub(super) fn on_said(&mut self, cx: &mut FlowContext<'_, '_>, s: &Said<'_>) -> bool {
         let edge = self.outbound.edge(self.options.shift_r);
         let new = self.on_ack_from_net(s.seq, s.ack, s.window, s.timestamps, s.sack);
-        let new = self.on_ack_for_flooded(cx, s, edge).unwrap_or(new);
+        let new = self.on_ack_for_relayed(cx, s, edge).unwrap_or(new);
         if new && cx.vm.wanting.is_some() {
             self.want_core(cx, false);
         }
@@ -488,7 +488,7 @@ impl Flow {
         if sack.is_empty() && self.losses.of_net().is_none() {
             return false; // nearly always
         }
-        if self.losses.flooded().is_some() {
+        if self.losses.relayed().is_some() {
             return false; // H repeats what is lost
         }
         let known = self.losses.of_net().map_or(SackBlocks::default(), |known| known.blocks());

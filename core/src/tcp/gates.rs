@@ -11,7 +11,7 @@ use crate::switch::Mac;
 use crate::tcp::flow::Flow;
 use crate::tcp::outbound::RemoteSack;
 use crate::tcp::outbound::departures::Departures;
-use crate::tcp::outbound::flooded::Flooded;
+use crate::tcp::outbound::relayed::Relayed;
 use crate::tcp::receiver::window::Terms;
 use crate::tcp::{FlowContext, Frame, RST_ACK};
 use crate::time::Instant;
@@ -315,7 +315,7 @@ impl Flow {
         if self.options.ecn && ip.tos & ECN_MASK == CE && tcp.payload_len > 0 {
             edit.set_ecn(ECT0); // H echoes it; of a mark without data it says nothing to R
         }
-        if self.losses.flooded().is_some() {
+        if self.losses.relayed().is_some() {
             // Blocks and marks answer segments of H, even if H only sent them twice (FLOOD-09).
             edit.nop_out_sack();
             edit.set_flags(tcp.flags.without(TcpFlags::ECE));
@@ -331,25 +331,25 @@ impl Flow {
     /// ACK number and window field for G: R's own, unless H sends for G (FLOOD-12, FLOOD-14).
     #[inline(always)]
     fn shown_to_guest(&mut self) -> (u64, u16) {
-        match self.losses.flooded_mut() {
+        match self.losses.relayed_mut() {
             None => self.shown_to_guest_by_net(),
-            Some(flooded) => flooded.shown_to_guest(self.options.shift_r),
+            Some(relayed) => relayed.shown_to_guest(self.options.shift_r),
         }
     }
 
     /// SACK blocks of R, or H's own for missing bytes, wait for a pure ACK to G.
     pub(super) fn sack_to_guest_due(&self) -> bool {
         self.losses.of_net().is_some_and(RemoteSack::is_due)
-            || self.losses.flooded().is_some_and(Flooded::owes_duplicate)
+            || self.losses.relayed().is_some_and(Relayed::owes_duplicate)
     }
 
     /// The SACK blocks of R for a segment to G: all that are new, on a pure ACK.
     fn sack_to_guest(&mut self, pure_ack: bool) -> SackBlocks {
         let room = if self.options.sack { 4 - usize::from(self.options.timestamps) } else { 0 };
-        if let Some(flooded) = self.losses.flooded_mut().filter(|f| pure_ack && f.owes_duplicate())
+        if let Some(relayed) = self.losses.relayed_mut().filter(|f| pure_ack && f.owes_duplicate())
         {
-            let blocks = flooded.duplicate(room);
-            self.outbound.note_ack_to_guest(flooded.owes_duplicate());
+            let blocks = relayed.duplicate(room);
+            self.outbound.note_ack_to_guest(relayed.owes_duplicate());
             return blocks;
         }
         match self.losses.of_net_mut() {

@@ -211,8 +211,8 @@ impl Flow {
     /// Store and reservation go back; the record stays.
     fn release(&mut self, arena: &mut Arena<'_>, vm: &mut Vm) {
         self.release_inbound(arena, vm);
-        if let Some(flooded) = self.losses.flooded_mut() {
-            flooded.release(arena, vm);
+        if let Some(relayed) = self.losses.relayed_mut() {
+            relayed.release(arena, vm);
         }
         self.losses.clear();
     }
@@ -226,13 +226,13 @@ impl Flow {
     pub(crate) fn dispose(mut self, arena: &mut Arena<'_>, vm: Option<&mut Vm>) {
         self.store.clear(arena);
         self.free_record(arena);
-        let flooded = self.losses.flooded_mut();
+        let relayed = self.losses.relayed_mut();
         if let Some(vm) = vm {
-            flooded.into_iter().for_each(|flooded| flooded.release(arena, vm));
+            relayed.into_iter().for_each(|relayed| relayed.release(arena, vm));
             self.receiver.release(vm);
             vm.owing_flows -= u32::from(self.is_counted_as_owing());
-        } else if let Some(flooded) = flooded {
-            flooded.clear(arena);
+        } else if let Some(relayed) = relayed {
+            relayed.clear(arena);
         }
     }
 

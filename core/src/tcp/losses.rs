@@ -4,7 +4,7 @@
 use crate::limits;
 use crate::store::ranges::{InsertOutcome, Ranges};
 use crate::tcp::outbound::RemoteSack;
-use crate::tcp::outbound::flooded::{Before, Flooded};
+use crate::tcp::outbound::relayed::{Before, Relayed};
 use crate::tcp::sender::{Path, Recovery};
 use crate::time::Instant;
 use crate::wire::saved::{BadImage, Reader, Saved, Writer, saved};
@@ -36,7 +36,7 @@ struct Known {
     /// Of bytes of G that R has not got.
     net: RemoteSack,
     /// The bytes of G that are kept, with congestion offload.
-    flooded: Option<Box<Flooded>>,
+    relayed: Option<Box<Relayed>>,
     /// End of the bytes that G had sent H when H let go of the flow, if R was not sent all of them
     /// yet.
     unsent: u64,
@@ -58,7 +58,7 @@ saved! {
         guest, path, narrow, narrow_to_net, net, unsent, before, promised, sacked, farther, vain,
     }
     reset {
-        flooded = None, // handed back before (FLOOD-32)
+        relayed = None, // handed back before (FLOOD-32)
     }
     check |it| it.vain < limits::WINDOW_PROBES_MAX
 }
@@ -89,28 +89,28 @@ impl Losses {
 
     /// G's bytes that are kept.
     #[inline]
-    pub(crate) fn flooded(&self) -> Option<&Flooded> {
-        self.0.as_ref()?.flooded.as_deref()
+    pub(crate) fn relayed(&self) -> Option<&Relayed> {
+        self.0.as_ref()?.relayed.as_deref()
     }
 
-    pub(crate) fn flooded_mut(&mut self) -> Option<&mut Flooded> {
-        self.0.as_mut()?.flooded.as_deref_mut()
+    pub(crate) fn relayed_mut(&mut self) -> Option<&mut Relayed> {
+        self.0.as_mut()?.relayed.as_deref_mut()
     }
 
-    pub(crate) fn begin_flooded(&mut self, flooded: Flooded) {
+    pub(crate) fn begin_relayed(&mut self, relayed: Relayed) {
         let known = self.0.get_or_insert_default();
-        known.flooded = Some(Box::new(flooded));
+        known.relayed = Some(Box::new(relayed));
         (known.unsent, known.promised, known.vain) = (0, 0, 0); // it knows
     }
 
-    pub(crate) fn take_flooded(&mut self) -> Option<Box<Flooded>> {
-        self.0.as_mut()?.flooded.take()
+    pub(crate) fn take_relayed(&mut self) -> Option<Box<Relayed>> {
+        self.0.as_mut()?.relayed.take()
     }
 
     /// The state that the present or last sender for G has learned.
     pub(crate) fn take_before(&mut self) -> Option<Box<Before>> {
         let known = self.0.as_mut()?;
-        let before = known.flooded.as_deref().map(|flooded| Box::new(flooded.before()));
+        let before = known.relayed.as_deref().map(|relayed| Box::new(relayed.before()));
         before.or_else(|| known.before.take())
     }
 
@@ -135,7 +135,7 @@ impl Losses {
     /// The same, also while H sends for G: end of the bytes that G has sent, whether H took them or
     /// not.
     pub(crate) fn shown(&self) -> u64 {
-        self.unsent().max(self.flooded().map_or(0, Flooded::shown))
+        self.unsent().max(self.relayed().map_or(0, Relayed::shown))
     }
 
     /// The box of a flow goes, and G was shown room up to `edge`, more than R shows.
@@ -146,7 +146,7 @@ impl Losses {
     /// G was shown room up to here, while H sends for it or before.
     pub(crate) fn promised(&self) -> u64 {
         let before = self.0.as_ref().map_or(0, |known| known.promised);
-        before.max(self.flooded().map_or(0, Flooded::promised))
+        before.max(self.relayed().map_or(0, Relayed::promised))
     }
 
     /// A box that has gone showed G room, and G has used it up to here; R was not sent all of that.
@@ -336,7 +336,7 @@ impl Losses {
                 && known.narrow_to_net.is_none()
                 && known.farther == 0
                 && known.net.is_over()
-                && known.flooded.is_none()
+                && known.relayed.is_none()
                 && known.unsent == 0
                 && known.before.is_none()
                 && known.promised == 0

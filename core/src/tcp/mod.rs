@@ -34,7 +34,7 @@
 //! | `sender`, `sender/recovery` | G's progress, the next bytes for G, G's edge, G's losses |
 //! | `sender/path` | the way of bytes behind G, once some were lost there |
 //! | `outbound` | R's progress with G's bytes, R's window and SACK blocks |
-//! | `outbound/flooded` | G's bytes that are kept, with congestion offload |
+//! | `outbound/relayed` | G's bytes that are kept, with congestion offload |
 //! | `lead` | how far H is ahead of G, in samples for operators |
 //! | `wanting` | who is owed bytes or a turn, for VMs that have boost |
 //! | `doubt` | flows whose G may have rebooted |

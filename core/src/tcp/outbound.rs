@@ -3,12 +3,12 @@
 //! Without congestion offload these counters are the whole pipe: bytes leave as they arrive, so the
 //! bytes sent to R ([`Outbound::sent`]) are the bytes that G has handed over. With congestion
 //! offload the pipe has the parts of the inbound one, a receiver that faces G, a store and a sender
-//! that faces R. They are in one box ([`flooded`]), because most flows only receive. G may then be
+//! that faces R. They are in one box ([`relayed`]), because most flows only receive. G may then be
 //! far ahead of `sent`.
 
 pub(crate) mod departures;
-pub(crate) mod flooded;
 mod intake;
+pub(crate) mod relayed;
 
 use crate::limits;
 use crate::store::record::{FLAG_GUEST_IS_CLIENT, Record};

@@ -162,7 +162,7 @@ impl Flow {
             && self.receiver.expects(r)
             && self.is_current(cx, p)
             && !(self.options.ecn && p.tos() & CE == CE)
-            && (known || (self.outbound.ack_in_range(p.ack()) && self.losses.flooded().is_none()))
+            && (known || (self.outbound.ack_in_range(p.ack()) && self.losses.relayed().is_none()))
             && p.is_header_ok()
     }
 

@@ -91,7 +91,7 @@ impl Flow {
 
     /// H sends for G, so there is more of the flow than an image has.
     pub(crate) fn is_sent_for(&self) -> bool {
-        self.losses.flooded().is_some()
+        self.losses.relayed().is_some()
     }
 
     /// Store pages that it needs.

@@ -1,7 +1,7 @@
 //! The state of a flow as the operator, the simulator's judges and tests see it.
 
 use crate::tcp::flow::Flow;
-use crate::tcp::outbound::flooded::Flooded;
+use crate::tcp::outbound::relayed::Relayed;
 use crate::tcp::vm::Vm;
 use crate::time::{Duration, Instant};
 use crate::wire::seq::Seq;
@@ -25,7 +25,7 @@ pub struct FlowStats {
     /// Of these, for bytes of G that R has not acknowledged.
     pub kept_pages: u32,
     /// H sends for G.
-    pub flooded: Option<FloodStats>,
+    pub relayed: Option<RelayedStats>,
     /// The flow's promises are in a record of the arena.
     pub has_record: bool,
     /// R's RST waits behind the bytes that are held.
@@ -64,7 +64,7 @@ pub struct FlowStats {
 
 /// How H sends for the guest of one flow.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct FloodStats {
+pub struct RelayedStats {
     /// Bytes that G has handed over and R has not acknowledged, FIN included.
     pub kept_bytes: u64,
     /// Of these, the bytes that were not sent yet.
@@ -110,7 +110,7 @@ impl Flow {
     #[must_use]
     pub fn stats(&self) -> FlowStats {
         let (receiver, sender, outbound) = (&self.receiver, &self.sender, &self.outbound);
-        let kept_pages = self.losses.flooded().map_or(0, Flooded::reserved_pages);
+        let kept_pages = self.losses.relayed().map_or(0, Relayed::reserved_pages);
         FlowStats {
             rcv_nxt: receiver.next(),
             acked_to_net: receiver.acks.sent(),
@@ -119,7 +119,7 @@ impl Flow {
             buffer_bytes: receiver.buffer_bytes(),
             reserved_pages: receiver.reserved_pages() + kept_pages,
             kept_pages,
-            flooded: self.losses.flooded().map(Flooded::stats),
+            relayed: self.losses.relayed().map(Relayed::stats),
             has_record: receiver.record().is_some(),
             reset_waits: receiver.reset_waits(),
             guest_una: sender.una(),

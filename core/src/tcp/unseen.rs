@@ -29,7 +29,7 @@
 use crate::drops::DropReason;
 use crate::limits;
 use crate::tcp::flow::{Flow, Why};
-use crate::tcp::outbound::flooded::Flooded;
+use crate::tcp::outbound::relayed::Relayed;
 use crate::tcp::{Fate, FlowContext, Frame};
 use crate::time::Instant;
 use crate::wire::packet::{Tcp, TcpFlags};
@@ -68,13 +68,13 @@ impl Flow {
     /// Counts a plausible ACK above the bytes that H saw G send. `true`: it is believed.
     pub(super) fn believes(&mut self, cx: &mut FlowContext<'_, '_>, tcp: &Tcp, bare: bool) -> bool {
         // Bytes that G has sent H for R since then it may also have sent past H.
-        let since = self.losses.flooded().map_or(Instant::ZERO, Flooded::since);
+        let since = self.losses.relayed().map_or(Instant::ZERO, Relayed::since);
         let fragments = cx.vm.fragment_from_guest.is_some_and(|(at, remote)| {
             remote == cx.key.r_addr && cx.now.since(at) <= limits::T_FRAGMENT && at >= since
         });
         let ack = tcp.ack.unwrap(self.outbound.una());
-        let kept = |f: &Flooded| ack <= f.accepted() && !f.repeats_in_vain();
-        if !fragments && self.losses.flooded().is_some_and(kept) {
+        let kept = |f: &Relayed| ack <= f.accepted() && !f.repeats_in_vain();
+        if !fragments && self.losses.relayed().is_some_and(kept) {
             return false;
         }
         let believed = self.outbound.on_unseen_ack(tcp, bare, fragments);

@@ -152,7 +152,7 @@ pub struct Vm {
     /// How it sends for them.
     pub congestion_control: Algorithm,
     /// Flows for which H sends.
-    pub flooded_flows: u32,
+    pub relayed_flows: u32,
     /// No new promises: the daemon is stopping or the operator drains the VM.
     pub draining: bool,
     /// Its flows acknowledge late (LIFE-12).
@@ -262,7 +262,7 @@ impl Vm {
             presence: _,
             deliveries_held: _,
             // Counted by the flows as they arrive, and listed.
-            flooded_flows: _,
+            relayed_flows: _,
             reserved_pages: _,
             lent_pages: _,
             owing_flows: _,
@@ -327,7 +327,7 @@ impl Vm {
             offload: false,
             congestion_offload: false,
             congestion_control: Algorithm::default(),
-            flooded_flows: 0,
+            relayed_flows: 0,
             draining: false,
             acknowledges_late: false,
             host_mac: None,

@@ -418,7 +418,7 @@ fn flood_12_what_g_was_shown_before_a_pause_does_not_leave_beyond_rs_window() {
     w.after_ms(3000);
     let _others: Vec<_> = (0..10).map(|_| w.connects()).collect();
     hands_over(&g, 10_001, 40_001);
-    assert!(w.flow(0, |f| f.stats().flooded.is_none()).expect("a flow"), "no place");
+    assert!(w.flow(0, |f| f.stats().relayed.is_none()).expect("a flow"), "no place");
     let sent = r.takes_all().iter().map(|seen| seen.range().1).max();
     assert_eq!(sent, Some(30_001));
     r.sends("ack 30001");
@@ -433,7 +433,7 @@ fn inv_05_what_g_has_used_of_what_it_was_shown_stays_shown_though_h_does_not_sen
     w.after_ms(3000);
     let others: Vec<_> = (0..10).map(|_| w.connects()).collect();
     hands_over(&g, 10_001, 40_001);
-    assert!(w.flow(0, |f| f.stats().flooded.is_none()).expect("a flow"), "no place");
+    assert!(w.flow(0, |f| f.stats().relayed.is_none()).expect("a flow"), "no place");
     r.takes_all();
     g.takes_all();
     r.shows_window(5000);
@@ -764,7 +764,7 @@ fn flood_25_what_is_known_of_a_path_is_known_behind_a_pause() {
     r.gets_all(&["1:1001"]);
     w.after_ms(10);
     r.sends("ack 10001");
-    let known = || w.flow(0, |f| f.stats().flooded).flatten();
+    let known = || w.flow(0, |f| f.stats().relayed).flatten();
     let before = known().expect("a sender");
     assert!(before.ssthresh_bytes < 10_000 && before.srtt.is_some(), "{before:?}");
     w.after_ms(3000);
@@ -997,19 +997,19 @@ fn an_operator_sees_what_h_sends_for_a_vm() {
     r.sends("ack 1001 <sack 2001:6001>");
     r.takes_all();
     w.after_ms(1000);
-    let vm = |w: &World<'_>| w.engine(|e, _| e.vm(GUEST).map(|vm| (vm.counters, vm.flooded_flows)));
-    let (counters, flooded) = vm(&w).expect("a VM");
-    assert_eq!((counters.flows_flooded, flooded), (1, 1));
+    let vm = |w: &World<'_>| w.engine(|e, _| e.vm(GUEST).map(|vm| (vm.counters, vm.relayed_flows)));
+    let (counters, relayed) = vm(&w).expect("a VM");
+    assert_eq!((counters.flows_relayed, relayed), (1, 1));
     assert_eq!((counters.sent_for_guest_bytes, counters.sent_for_guest_segments), (10_000, 10));
     assert_eq!((counters.acks_hidden, counters.guest_copies), (1, 1));
     assert!(counters.remote_retransmissions > 1 && counters.remote_timeouts > 0);
-    let stats = w.flow(0, |f| f.stats().flooded).flatten().expect("H sends for it");
+    let stats = w.flow(0, |f| f.stats().relayed).flatten().expect("H sends for it");
     assert_eq!((stats.kept_bytes, stats.unsent_bytes), (9000, 0));
     w.engine(|engine, _| engine.set_congestion_offload(GUEST, false));
     r.shows_window(4 << 20);
     r.sends("ack 10001");
-    let (counters, flooded) = vm(&w).expect("a VM");
-    assert_eq!((counters.flows_handed_back, flooded), (1, 0));
+    let (counters, relayed) = vm(&w).expect("a VM");
+    assert_eq!((counters.flows_handed_back, relayed), (1, 0));
     assert!(!w.engine(|engine, now| engine.controls_congestion(now, GUEST)));
 }
 
@@ -1744,7 +1744,7 @@ fn ahead_ms(away_ms: u64) -> u64 {
             edge = edge.max(i64::from(seen.ack() + seen.window()));
         }
     }
-    let s = w.flow(0, |f| f.stats().flooded).flatten().expect("a sender");
+    let s = w.flow(0, |f| f.stats().relayed).flatten().expect("a sender");
     let next = g.end(|end| end.next) - i64::try_from(s.unsent_bytes).expect("bytes");
     let queue = u64::try_from(edge - next).expect("room");
     let bounds = 70_000..1_900_000; // what is shown in any case
@@ -2047,7 +2047,7 @@ fn flood_16_a_limit_that_is_set_again_or_changed_has_the_debt_that_it_had() {
 fn grows_to(w: &World<'_>, r: &Peer<'_>, g: &Peer<'_>, cwnd: u64) -> i64 {
     r.shows_window(1 << 20);
     let mut end = 1;
-    while w.flow(0, |f| f.stats().flooded).flatten().is_none_or(|f| f.cwnd_bytes < cwnd) {
+    while w.flow(0, |f| f.stats().relayed).flatten().is_none_or(|f| f.cwnd_bytes < cwnd) {
         let next = end + 100_000;
         hands_over(g, end, next);
         while end < next {
@@ -2078,7 +2078,7 @@ fn flood_23_a_copy_that_waits_for_the_rate_of_its_vm_does_not_time_out() {
     r.sends(&format!("ack {at} <sack {}:{end}>", at + 1000));
     w.after_ms(400);
     r.gets_nothing();
-    let stats = |w: &World<'_>| w.flow(0, |f| f.stats().flooded).flatten().expect("H sends");
+    let stats = |w: &World<'_>| w.flow(0, |f| f.stats().relayed).flatten().expect("H sends");
     let (timeouts, cwnd) = (stats(&w).timeouts_in_a_row, stats(&w).cwnd_bytes);
     assert_eq!(timeouts, 0, "R was sent nothing that it could have acknowledged");
     assert!(cwnd > 40_000, "one reduction, for the loss: {cwnd}");
@@ -2097,7 +2097,7 @@ fn flood_23_a_loss_probe_that_waits_for_the_rate_of_its_vm_does_not_time_out() {
     r.sends(&format!("ack {}", end - 1000));
     w.after_ms(450);
     r.gets_nothing();
-    let stats = w.flow(0, |f| f.stats().flooded).flatten().expect("H sends");
+    let stats = w.flow(0, |f| f.stats().relayed).flatten().expect("H sends");
     assert_eq!(stats.timeouts_in_a_row, 0, "R was sent nothing that it could have acknowledged");
 }
 
@@ -2113,7 +2113,7 @@ fn flood_12_a_probe_that_waits_for_the_rate_of_its_vm_is_none_yet() {
     r.sends(&format!("ack {end}"));
     w.after_ms(5000);
     r.gets_nothing();
-    let stats = |w: &World<'_>| w.flow(0, |f| f.stats().flooded).flatten().expect("H sends");
+    let stats = |w: &World<'_>| w.flow(0, |f| f.stats().relayed).flatten().expect("H sends");
     assert_eq!(stats(&w).timeouts_in_a_row, 1, "it is due, and has not left");
     w.after_ms(400);
     r.gets_all(&[&format!("{}:{} ack 1", end - 1, end - 1)]);

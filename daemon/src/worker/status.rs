@@ -16,7 +16,7 @@ use nightporter_core::port::PortId;
 use nightporter_core::switch::{Known, MacPlace};
 use nightporter_core::tcp::flow::{Flow, State, Why};
 use nightporter_core::tcp::lead::Histogram;
-use nightporter_core::tcp::stats::FloodStats;
+use nightporter_core::tcp::stats::RelayedStats;
 use nightporter_core::time::{Duration, Instant};
 
 use super::census::FlowSums;
@@ -220,7 +220,7 @@ impl DataPath {
             local_retransmissions: at.local_retransmissions.into(),
             acks_absorbed: at.absorbed_acks.into(),
             idle_s: now_s.wrapping_sub(at.seen_at_s),
-            sends: at.flooded.map(send_info),
+            sends: at.relayed.map(send_info),
         }
     }
 }
@@ -265,7 +265,7 @@ fn page<T>(places: usize, from: u64, look: impl Fn(usize) -> Option<T>) -> (Vec<
     (found, (at < places).then_some(at as u64))
 }
 
-fn send_info(at: FloodStats) -> SendInfo {
+fn send_info(at: RelayedStats) -> SendInfo {
     SendInfo {
         kept_bytes: at.kept_bytes,
         unsent_bytes: at.unsent_bytes,

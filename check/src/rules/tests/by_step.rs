@@ -306,7 +306,7 @@ fn the_observer_of_a_host_at_work_asks_the_rules_about_frames_and_about_the_engi
 fn every_rule_refuses_a_written_trace() {
     let traces = [
         include_str!("../tests.rs"),
-        include_str!("flooded.rs"),
+        include_str!("relayed.rs"),
         include_str!("by_step.rs"),
         include_str!("../senders/tests.rs"),
         include_str!("../../trace/tests.rs"),

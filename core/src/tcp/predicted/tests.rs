@@ -316,8 +316,8 @@ impl<'m> Side<'m> {
     }
 
     /// H sends for G.
-    fn is_flooded(&self) -> bool {
-        self.engine.flows().any(|(_, _, flow)| flow.losses.flooded().is_some())
+    fn is_relayed(&self) -> bool {
+        self.engine.flows().any(|(_, _, flow)| flow.losses.relayed().is_some())
     }
 
     /// Where the TCP header is in a frame.
@@ -335,7 +335,7 @@ impl<'m> Side<'m> {
         match step {
             Step::FromNet(wish) => {
                 let mut flags = TcpFlags::ACK | TcpFlags(wish.flags);
-                if wish.len > 1 && self.is_flooded() {
+                if wish.len > 1 && self.is_relayed() {
                     // The one difference (module doc): a mark keeps it from the predicted path.
                     flags = flags | TcpFlags::ECE;
                 }
@@ -391,8 +391,8 @@ impl<'m> Side<'m> {
             Step::Resync => {
                 if let Some((_, _, flow)) = self.engine.flows().next() {
                     self.next[0] = Seq::wrap(flow.receiver.next()).0.wrapping_sub(FIRST[0]);
-                    if let Some(flooded) = flow.losses.flooded() {
-                        let accepted = Seq::wrap(flooded.accepted());
+                    if let Some(relayed) = flow.losses.relayed() {
+                        let accepted = Seq::wrap(relayed.accepted());
                         self.next[1] = accepted.0.wrapping_sub(FIRST[1]);
                     }
                 }

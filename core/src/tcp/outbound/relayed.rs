@@ -27,10 +27,10 @@ use crate::store::flow_store::FlowStore;
 use crate::tcp::FlowContext;
 use crate::tcp::flow::Flow;
 use crate::tcp::outbound::Said;
-use crate::tcp::outbound::flooded::sizes::{Trial, V4_MSS_MIN, V6_MSS_MIN};
 use crate::tcp::outbound::intake::{Handed, Intake, Room};
+use crate::tcp::outbound::relayed::sizes::{Trial, V4_MSS_MIN, V6_MSS_MIN};
 use crate::tcp::receiver::Range;
-use crate::tcp::stats::FloodStats;
+use crate::tcp::stats::RelayedStats;
 use crate::tcp::vm::Vm;
 use crate::time::Instant;
 use crate::wire::packet::{IpVersion, SackBlocks};
@@ -38,7 +38,7 @@ use crate::wire::saved::saved;
 
 /// The state of a flow for which H sends. It is behind a box, because most flows only receive.
 #[derive(Debug)]
-pub(crate) struct Flooded {
+pub(crate) struct Relayed {
     /// G's bytes that H has.
     intake: Intake,
     /// The bytes that R has not acknowledged.
@@ -77,7 +77,7 @@ pub(crate) struct Flooded {
 #[derive(Debug)]
 pub(crate) struct Before {
     learned: Learned,
-    /// As in [`Flooded`].
+    /// As in [`Relayed`].
     ceiling: u64,
     proven: u64,
     trial: Option<Trial>,
@@ -89,11 +89,11 @@ saved! {
     check |it| it.ceiling >= limits::PAYLOAD_MIN.into()
 }
 
-impl Flooded {
+impl Relayed {
     /// R takes bytes below `edge`.
     fn new(cx: &mut FlowContext<'_, '_>, intake: Intake, edge: u64, config: &SenderConfig) -> Self {
-        cx.vm.counters.flows_flooded += 1;
-        cx.vm.flooded_flows += 1;
+        cx.vm.counters.flows_relayed += 1;
+        cx.vm.relayed_flows += 1;
         let first = intake.accepted();
         Self {
             intake,
@@ -330,9 +330,9 @@ impl Flooded {
     }
 
     /// The state for operators.
-    pub(crate) fn stats(&self) -> FloodStats {
+    pub(crate) fn stats(&self) -> RelayedStats {
         let Self { sender, intake, .. } = self;
-        FloodStats {
+        RelayedStats {
             kept_bytes: intake.accepted() - sender.una(),
             unsent_bytes: intake.accepted() - sender.next(),
             in_flight_bytes: sender.in_flight(),
@@ -373,7 +373,7 @@ impl Flooded {
     pub(crate) fn release(&mut self, arena: &mut Arena<'_>, vm: &mut Vm) {
         self.store.clear(arena);
         self.intake.release(vm);
-        vm.flooded_flows -= 1;
+        vm.relayed_flows -= 1;
     }
 
     /// The same for a flow whose VM is gone.
@@ -394,18 +394,18 @@ impl Flow {
     /// G's bytes, if H sends them.
     #[must_use]
     pub fn departing(&self) -> Option<&FlowStore> {
-        self.losses.flooded().map(Flooded::store)
+        self.losses.relayed().map(Relayed::store)
     }
 
     /// R has yet to acknowledge something that H sends for G. Until then R's ACKs are H's affair.
     pub(crate) fn keeps_bytes(&self) -> bool {
-        self.losses.flooded().is_some_and(Flooded::keeps_bytes)
+        self.losses.relayed().is_some_and(Relayed::keeps_bytes)
     }
 
     /// R's acknowledgement, window and SACK blocks; `edge`: the right edge that R showed before.
     /// Returns whether that is news for G, if H sends for it. R's window is not, because G is shown
     /// a window of H (FLOOD-09).
-    pub(in crate::tcp) fn on_ack_for_flooded(
+    pub(in crate::tcp) fn on_ack_for_relayed(
         &mut self,
         cx: &mut FlowContext<'_, '_>,
         said: &Said<'_>,
@@ -413,8 +413,8 @@ impl Flow {
     ) -> Option<bool> {
         let (una, shift) = (self.outbound.una(), self.options.shift_r);
         let shown = self.outbound.edge(shift);
-        let (wanted, window_max) = (self.wants_flooded(cx), self.outbound.window_max());
-        let flooded = self.losses.flooded_mut()?;
+        let (wanted, window_max) = (self.wants_relayed(cx), self.outbound.window_max());
+        let relayed = self.losses.relayed_mut()?;
         let mut blocks = [(0, 0); SackBlocks::MAX];
         let sack = said.sack.as_slice();
         for (block, (from, to)) in blocks.iter_mut().zip(sack) {
@@ -428,46 +428,46 @@ impl Flow {
             echo: said.timestamps.map(|ts| ts.tsecr),
             bare: said.bare && shown == edge,
         };
-        let before = flooded.told();
-        flooded.hold_ack(una, shown, shift);
-        flooded.on_ack(cx, &ack);
-        flooded.on_net_edge(una, shown, window_max, shift);
+        let before = relayed.told();
+        relayed.hold_ack(una, shown, shift);
+        relayed.on_ack(cx, &ack);
+        relayed.on_net_edge(una, shown, window_max, shift);
         if wanted {
-            flooded.open(cx.now, cx.vm);
+            relayed.open(cx.now, cx.vm);
         } // else G comes to an end of what it may hand over, and the flow to its hand-back
-        flooded.arm(cx, true);
-        let new = flooded.told() > before || flooded.opens(flooded.told(), shift);
-        flooded.has_new_room |= new && flooded.accepted() > flooded.sender.next();
+        relayed.arm(cx, true);
+        let new = relayed.told() > before || relayed.opens(relayed.told(), shift);
+        relayed.has_new_room |= new && relayed.accepted() > relayed.sender.next();
         if !wanted {
-            self.settle_flooded(cx, false);
-            self.losses.flooded()?;
+            self.settle_relayed(cx, false);
+            self.losses.relayed()?;
         }
         Some(new)
     }
 
     /// The wheel of senders has woken the flow.
     pub(crate) fn on_sender_woken(&mut self, cx: &mut FlowContext<'_, '_>) {
-        let wanted = self.wants_flooded(cx);
-        let Some(flooded) = self.losses.flooded_mut() else { return };
-        if flooded.on_wheel(cx.now, cx.vm, wanted) {
+        let wanted = self.wants_relayed(cx);
+        let Some(relayed) = self.losses.relayed_mut() else { return };
+        if relayed.on_wheel(cx.now, cx.vm, wanted) {
             let least = if cx.key.version == IpVersion::V4 { V4_MSS_MIN } else { V6_MSS_MIN };
-            if let Some(mss) = flooded.mss_of_black_hole(least) {
-                flooded.lower_mss_for_hole(mss, flooded.wire_mss());
+            if let Some(mss) = relayed.mss_of_black_hole(least) {
+                relayed.lower_mss_for_hole(mss, relayed.wire_mss());
             }
-            flooded.arm(cx, true);
+            relayed.arm(cx, true);
         } else {
             self.hand_back_now(cx);
         }
     }
 
     /// H should send for G.
-    fn wants_flooded(&self, cx: &FlowContext<'_, '_>) -> bool {
+    fn wants_relayed(&self, cx: &FlowContext<'_, '_>) -> bool {
         cx.vm.congestion_offload && self.standing.is_on()
     }
 
     /// If H should no longer send for G, the flow is handed back as soon as nothing is kept.
-    fn settle_flooded(&mut self, cx: &mut FlowContext<'_, '_>, verbatim: bool) {
-        let leaves = !self.wants_flooded(cx) && !self.is_ahead();
+    fn settle_relayed(&mut self, cx: &mut FlowContext<'_, '_>, verbatim: bool) {
+        let leaves = !self.wants_relayed(cx) && !self.is_ahead();
         if (verbatim || leaves) && !self.keeps_bytes() {
             let promised = self.losses.promised();
             self.hand_back(cx);
@@ -485,7 +485,7 @@ impl Flow {
     /// G was shown more room than R shows now, which H has promised.
     pub(in crate::tcp) fn is_ahead(&self) -> bool {
         let (una, shift) = (self.outbound.una(), self.options.shift_r);
-        let shown = self.losses.flooded().map(|flooded| flooded.intake.shown(una, shift));
+        let shown = self.losses.relayed().map(|relayed| relayed.intake.shown(una, shift));
         shown.is_some_and(|shown| shown > u64::from(self.outbound.window()))
     }
 
@@ -530,15 +530,15 @@ impl Flow {
     /// From here on G's segments leave as they arrive. Bytes that H has not sent are lost, and G
     /// repeats them.
     pub(in crate::tcp) fn hand_back(&mut self, cx: &mut FlowContext<'_, '_>) {
-        if let Some(mut flooded) = self.losses.take_flooded() {
-            self.losses.note_before(Some(Box::new(flooded.before())));
-            flooded.release(cx.arena, cx.vm);
+        if let Some(mut relayed) = self.losses.take_relayed() {
+            self.losses.note_before(Some(Box::new(relayed.before())));
+            relayed.release(cx.arena, cx.vm);
             cx.vm.counters.flows_handed_back += 1;
-            if flooded.shown > self.outbound.sent() {
-                self.losses.note_unsent(flooded.shown);
+            if relayed.shown > self.outbound.sent() {
+                self.losses.note_unsent(relayed.shown);
             }
             let edge = self.outbound.edge(self.options.shift_r);
-            let news = flooded.holds_ack || flooded.intake.is_short_of(edge);
+            let news = relayed.holds_ack || relayed.intake.is_short_of(edge);
             self.outbound.note_ack_to_guest(news);
         }
     }

@@ -5,8 +5,8 @@ use crate::congestion::controller::initial_window;
 use crate::drops::DropReason;
 use crate::tcp::flow::Flow;
 use crate::tcp::from_net::needs_verbatim;
-use crate::tcp::outbound::flooded::Flooded;
 use crate::tcp::outbound::intake::{Handed, Intake};
+use crate::tcp::outbound::relayed::Relayed;
 use crate::tcp::receiver::Range;
 use crate::tcp::{Fate, FlowContext, Frame};
 use crate::wire::packet::TcpFlags;
@@ -20,16 +20,16 @@ impl Flow {
         f: &Frame<'_>,
         range: Range,
     ) -> Option<Fate> {
-        if !cx.vm.congestion_offload && self.losses.flooded().is_none() {
+        if !cx.vm.congestion_offload && self.losses.relayed().is_none() {
             return None; // nearly always
         }
-        self.settle_flooded(cx, needs_verbatim(f));
-        if self.losses.flooded().is_none() && self.begin_flooded(cx, f, range).is_none() {
+        self.settle_relayed(cx, needs_verbatim(f));
+        if self.losses.relayed().is_none() && self.begin_relayed(cx, f, range).is_none() {
             self.note_uncontrolled(cx, range);
             return None;
         }
-        if let Some(flooded) = self.losses.flooded_mut() {
-            flooded.note_shown(range);
+        if let Some(relayed) = self.losses.relayed_mut() {
+            relayed.note_shown(range);
         }
         if needs_verbatim(f) {
             return Some(Fate::Drop(DropReason::Draining)); // its turn comes behind what is kept
@@ -40,7 +40,7 @@ impl Flow {
         let una = self.outbound.una();
         let is_old = range.end + u64::from(range.fin) <= una;
         let asks = is_old && !self.keeps_bytes();
-        if asks && self.losses.flooded().is_some_and(|flooded| flooded.holds_ack) {
+        if asks && self.losses.relayed().is_some_and(|relayed| relayed.holds_ack) {
             self.hand_back(cx); // it is G that R's window keeps waiting
             return None;
         }
@@ -55,14 +55,14 @@ impl Flow {
         let most_to_net = u64::from(self.options.mss_to_net);
         let most = own.max(longest).min(most_to_net);
         let full = gso.map_or(most, |gso| gso.min(most));
-        let flooded = self.losses.flooded_mut()?;
-        if gso.is_some() || !flooded.is_trial(range, most_to_net) {
-            flooded.longest = flooded.longest.max(longest.max(1));
+        let relayed = self.losses.relayed_mut()?;
+        if gso.is_some() || !relayed.is_trial(range, most_to_net) {
+            relayed.longest = relayed.longest.max(longest.max(1));
             if gso.is_some() || longest > own {
-                flooded.set_mss(full); // G may know of a narrow path
+                relayed.set_mss(full); // G may know of a narrow path
             }
         }
-        let is_copy = range.end <= flooded.intake.accepted() && range.seq < range.end;
+        let is_copy = range.end <= relayed.intake.accepted() && range.seq < range.end;
         cx.vm.counters.guest_copies += u64::from(is_copy);
         self.hand_over(cx, &Handed { range, payload: f.payload(), full })
     }
@@ -80,14 +80,14 @@ impl Flow {
     /// G hands this over. `None`: H does not send for it.
     #[inline(always)]
     fn hand_over(&mut self, cx: &mut FlowContext<'_, '_>, handed: &Handed<'_>) -> Option<Fate> {
-        let wanted = self.wants_flooded(cx);
-        let flooded = self.losses.flooded_mut()?;
-        let una = flooded.sender.una();
-        let probes = flooded.intake.is_probe(handed.range, una, self.options.shift_r);
-        let result = flooded.on_data(cx, handed);
-        flooded.arm(cx, true);
-        let owes_duplicate = flooded.owes_duplicate();
-        let goes_on = wanted && flooded.may_go_on(cx.now, cx.vm, self.options.shift_r);
+        let wanted = self.wants_relayed(cx);
+        let relayed = self.losses.relayed_mut()?;
+        let una = relayed.sender.una();
+        let probes = relayed.intake.is_probe(handed.range, una, self.options.shift_r);
+        let result = relayed.on_data(cx, handed);
+        relayed.arm(cx, true);
+        let owes_duplicate = relayed.owes_duplicate();
+        let goes_on = wanted && relayed.may_go_on(cx.now, cx.vm, self.options.shift_r);
         // G does not know R's acknowledgement (FLOOD-04), H's window (FLOOD-15), or which bytes H
         // lacks.
         let is_old = handed.range.seq < self.outbound.una();
@@ -105,8 +105,8 @@ impl Flow {
         len: u64,
     ) -> bool {
         let own = self.own_mss();
-        let is_known = |f: &Flooded| len <= f.longest && f.intake.expects(seq);
-        cx.vm.congestion_offload && len <= own && self.losses.flooded().is_some_and(is_known)
+        let is_known = |f: &Relayed| len <= f.longest && f.intake.expects(seq);
+        cx.vm.congestion_offload && len <= own && self.losses.relayed().is_some_and(is_known)
     }
 
     /// [`Self::take_over`] for such a segment.
@@ -117,10 +117,10 @@ impl Flow {
         payload: &[u8],
     ) -> Option<Fate> {
         let (own, len) = (self.own_mss(), payload.len() as u64);
-        let flooded = self.losses.flooded_mut()?;
-        let seq = flooded.accepted();
+        let relayed = self.losses.relayed_mut()?;
+        let seq = relayed.accepted();
         let range = Range { seq, end: seq + len, fin: false };
-        flooded.shown = flooded.shown.max(range.end);
+        relayed.shown = relayed.shown.max(range.end);
         self.hand_over(
             cx,
             &Handed { range, payload, full: own.min(self.options.mss_to_net.into()) },
@@ -129,14 +129,14 @@ impl Flow {
 
     /// H sends for G from here on, if no bytes are under way of which H has no copy (COM-28,
     /// mirrored), G goes on behind them, and there is a place.
-    fn begin_flooded(
+    fn begin_relayed(
         &mut self,
         cx: &mut FlowContext<'_, '_>,
         f: &Frame<'_>,
         r: Range,
     ) -> Option<()> {
         let sent = self.outbound.sent();
-        let may = self.wants_flooded(cx)
+        let may = self.wants_relayed(cx)
             && self.outbound.una() == sent
             && r.seq == sent
             && r.len() > 0
@@ -164,22 +164,22 @@ impl Flow {
             sack: self.options.sack,
             ecn: self.options.ecn,
         };
-        let mut flooded = Flooded::new(cx, intake, edge, &config);
-        flooded.shown = flooded.shown.max(self.losses.unsent());
+        let mut relayed = Relayed::new(cx, intake, edge, &config);
+        relayed.shown = relayed.shown.max(self.losses.unsent());
         if syn_copies > 0 {
-            flooded.sender.on_syn_timeout();
+            relayed.sender.on_syn_timeout();
         }
         if let Some(before) = before {
-            flooded.resume(*before);
+            relayed.resume(*before);
         }
         if f.tcp.flags.contains(TcpFlags::CWR) {
-            flooded.sender.owe_cwr(); // G has reduced its window, and R waits for this
+            relayed.sender.owe_cwr(); // G has reduced its window, and R waits for this
         }
         if self.outbound.has_sent() {
-            flooded.sender.on_earlier_sender();
+            relayed.sender.on_earlier_sender();
         }
-        flooded.on_net_edge(sent, edge, self.outbound.window_max(), shift);
-        self.losses.begin_flooded(flooded);
+        relayed.on_net_edge(sent, edge, self.outbound.window_max(), shift);
+        self.losses.begin_relayed(relayed);
         self.outbound.on_segment_from_net(TcpFlags::ACK); // R's marks are for H from here on
         Some(())
     }

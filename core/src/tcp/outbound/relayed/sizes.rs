@@ -1,6 +1,6 @@
 //! How long the segments are that H sends for G (FLOOD-07, FLOOD-39, FLOOD-40).
 
-use super::Flooded;
+use super::Relayed;
 use crate::congestion::Segment;
 use crate::limits::{PATH_MTU_AGE, PAYLOAD_MIN};
 use crate::tcp::FlowContext;
@@ -44,7 +44,7 @@ impl Saved for Trial {
     }
 }
 
-impl Flooded {
+impl Relayed {
     /// Payload bytes of a segment on the wire.
     pub(in crate::tcp) fn wire_mss(&self) -> u64 {
         self.mss.min(self.longest.max(V4_MSS_MIN)) // small ones say nothing of the MTU
@@ -162,13 +162,13 @@ impl Flow {
         let una = self.outbound.una();
         let under_way = (una..self.outbound.sent()).contains(&it.seq.unwrap(una));
         let mss = u64::from(it.mtu).saturating_sub(self.ip_tcp_len(cx));
-        let Some(flooded) = self.losses.flooded_mut().filter(|f| under_way && mss < f.wire_mss())
+        let Some(relayed) = self.losses.relayed_mut().filter(|f| under_way && mss < f.wire_mss())
         else {
             return;
         };
-        flooded.lower_mss(mss);
-        flooded.sender.on_too_long();
-        flooded.arm(cx, true);
+        relayed.lower_mss(mss);
+        relayed.sender.on_too_long();
+        relayed.arm(cx, true);
         let before = self.options.mss_to_net;
         let mss_before = self.losses.narrow_to_net().map_or(before, |narrow| narrow.mss_before);
         self.losses.set_narrow_to_net(Some(Narrow { mss_before, until: cx.now + PATH_MTU_AGE }));
@@ -182,10 +182,10 @@ impl Flow {
         self.options.mss_to_net = narrow.mss_before;
         self.losses.set_narrow_to_net(None);
         let own = self.own_mss();
-        if let Some(flooded) = self.losses.flooded_mut() {
-            if flooded.ceiling == learned {
-                flooded.ceiling = u64::MAX;
-                flooded.set_mss(own);
+        if let Some(relayed) = self.losses.relayed_mut() {
+            if relayed.ceiling == learned {
+                relayed.ceiling = u64::MAX;
+                relayed.set_mss(own);
             }
         } else if let Some(mut before) = self.losses.take_before() {
             before.ceiling = if before.ceiling == learned { u64::MAX } else { before.ceiling };

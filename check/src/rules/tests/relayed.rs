@@ -3,9 +3,9 @@
 use super::*;
 
 /// G has handed over three full segments and a piece, of which R was sent the first two.
-fn flooded() -> Scene {
+fn relayed() -> Scene {
     let mut s = Scene::open();
-    (s.h.known.floods, s.h.is_flooded) = (true, true);
+    (s.h.known.floods, s.h.is_relayed) = (true, true);
     for place in [1, 1449, 2897] {
         s.guest_sends(&seg(Side::G, place, 1), &[7; 1448]);
     }
@@ -23,7 +23,7 @@ fn made(place: u32) -> Segment {
 #[test]
 fn what_the_host_sends_for_a_guest_has_a_header_of_its_own() {
     let run = |change: fn(&mut Segment), len: usize| {
-        let mut s = flooded();
+        let mut s = relayed();
         s.net_gets(&with(made(2897), change), &vec![7; len]);
         s
     };
@@ -40,7 +40,7 @@ fn what_the_host_sends_for_a_guest_has_a_header_of_its_own() {
 #[test]
 fn the_last_byte_of_a_guest_there_is_must_be_pushed() {
     for (flags, fine) in [(PUSH, true), (TcpFlags::ACK, false)] {
-        let mut s = flooded();
+        let mut s = relayed();
         s.net_gets(&with(made(4345), |x| x.flags = flags), &[7; 100]);
         if fine { s.accepted() } else { s.refused_by(Rule::Fields) }
     }
@@ -49,7 +49,7 @@ fn the_last_byte_of_a_guest_there_is_must_be_pushed() {
 #[test]
 fn of_what_the_host_sends_new_bytes_are_ecn_capable_if_that_was_agreed_on() {
     for (ecn, place, fine) in [(2, 2897, true), (0, 2897, false), (0, 1, true), (2, 1, false)] {
-        let mut s = flooded();
+        let mut s = relayed();
         s.h.ends.iter_mut().for_each(|e| e.offer.marks = true);
         s.h.known.ecn = true;
         drop(std::mem::take(&mut s.h.quality.sending)); // it took over without marks
@@ -61,7 +61,7 @@ fn of_what_the_host_sends_new_bytes_are_ecn_capable_if_that_was_agreed_on() {
 #[test]
 fn cwr_is_on_one_segment() {
     for gso_size in [0, 724] {
-        let mut s = flooded();
+        let mut s = relayed();
         let gso_type = if gso_size > 0 { GSO_TCPV4 } else { 0 };
         s.hdr = VirtioNetHdr { flags: F_NEEDS_CSUM, gso_type, gso_size, ..s.hdr };
         let cwr = with(made(2897), |x| x.flags = TcpFlags::ACK | TcpFlags::CWR);
@@ -76,20 +76,20 @@ fn duplicate_acks_are_the_hosts_while_it_keeps_anything() {
         s.net_sends(&seg(Side::R, 1, 1449), &[]);
         s.guest_gets(&seg(Side::R, 1, 1449), &[]);
     };
-    let mut s = flooded();
+    let mut s = relayed();
     duplicate(&mut s);
     s.accepted();
     duplicate(&mut s);
     s.refused_by(Rule::News);
-    let mut s = flooded();
+    let mut s = relayed();
     duplicate(&mut s);
     s.guest_sends(&seg(Side::G, 1, 1), &[7; 1448]); // G does not know that R has it
     duplicate(&mut s);
     s.accepted();
-    let mut s = flooded();
+    let mut s = relayed();
     s.net_sends(&seg(Side::R, 1, 2897), &[]);
     s.guest_gets(&seg(Side::R, 1, 2897), &[]);
-    s.h.is_flooded = false;
+    s.h.is_relayed = false;
     s.net_sends(&seg(Side::R, 1, 2897), &[]); // nothing is under way
     s.guest_gets(&seg(Side::R, 1, 2897), &[]);
     s.accepted();
@@ -97,12 +97,12 @@ fn duplicate_acks_are_the_hosts_while_it_keeps_anything() {
 
 #[test]
 fn marks_and_blocks_are_the_hosts_while_it_sends() {
-    let run = |flooded_: bool, change: fn(&mut Segment)| {
-        let mut s = flooded();
+    let run = |relayed_: bool, change: fn(&mut Segment)| {
+        let mut s = relayed();
         s.h.known.ecn = true;
         let says = with(seg(Side::R, 1, 1), change);
-        if !flooded_ {
-            s.h.is_flooded = false;
+        if !relayed_ {
+            s.h.is_relayed = false;
         }
         s.net_sends(&says, &[7; 100]);
         s.net_gets(&told(101), &[]);
@@ -119,7 +119,7 @@ fn marks_and_blocks_are_the_hosts_while_it_sends() {
 
 #[test]
 fn a_guest_is_told_of_holes_in_what_it_has_handed_over() {
-    let mut s = flooded();
+    let mut s = relayed();
     s.guest_sends(&seg(Side::G, 5893, 1), &[7; 1448]);
     let hole = with(seg(Side::R, 1, 1), |x| x.sack = vec![(ISN[1] + 5893, ISN[1] + 7341)]);
     for _ in 0..3 {
@@ -131,13 +131,13 @@ fn a_guest_is_told_of_holes_in_what_it_has_handed_over() {
 #[test]
 fn clocks_are_the_newest() {
     for (shown, fine) in [(520, true), (500, false)] {
-        let mut s = flooded();
+        let mut s = relayed();
         s.guest_sends(&with(seg(Side::G, 4445, 1), |x| x.timestamps = Some((520, 100))), &[7; 100]);
         s.net_gets(&with(made(2897), |x| x.timestamps = Some((shown, 100))), &[7; 1448]);
         if fine { s.accepted() } else { s.refused_by(Rule::Echo) }
     }
     for (shown, fine) in [(120, true), (100, false)] {
-        let mut s = flooded();
+        let mut s = relayed();
         s.net_sends(&with(seg(Side::R, 1, 1), |x| x.timestamps = Some((120, 500))), &[]);
         s.net_sends(&with(seg(Side::R, 1, 1449), |x| x.timestamps = Some((120, 500))), &[]);
         s.guest_gets(&with(seg(Side::R, 1, 1449), |x| x.timestamps = Some((shown, 500))), &[]);
@@ -148,9 +148,9 @@ fn clocks_are_the_newest() {
 #[test]
 fn a_flow_is_let_go_when_nothing_is_under_way() {
     for (acked, fine) in [(2897, true), (1449, false)] {
-        let mut s = flooded();
+        let mut s = relayed();
         s.net_sends(&seg(Side::R, 1, acked), &[]);
-        s.h.is_flooded = false;
+        s.h.is_relayed = false;
         s.ms(1);
         if fine { s.accepted() } else { s.refused_by(Rule::WireConformance) }
     }
@@ -159,7 +159,7 @@ fn a_flow_is_let_go_when_nothing_is_under_way() {
 #[test]
 fn what_tells_a_guest_of_a_hole_is_a_turn_of_its_flow() {
     for tells in [true, false] {
-        let mut waits = flooded();
+        let mut waits = relayed();
         waits.h.name.guest_port = 2;
         waits.h.ends[Side::R as usize].offer.sack = false;
         waits.guest_gets(&seg(Side::R, 1, 1), &[]);
@@ -188,7 +188,7 @@ fn what_tells_a_guest_of_a_hole_is_a_turn_of_its_flow() {
 #[test]
 fn a_guest_that_begins_to_send_past_the_host_is_stopped() {
     let at = Instant::from_secs;
-    for (go_since, is_flooded, is_wrong) in [
+    for (go_since, is_relayed, is_wrong) in [
         (Some(at(1)), false, true),
         (Some(at(1)), true, false),
         (Some(at(2)), false, false),
@@ -199,7 +199,7 @@ fn a_guest_that_begins_to_send_past_the_host_is_stopped() {
         s.h.quality.flooding.on_syn(s.now);
         s.guest_sends(&seg(Side::G, 1, 1), &[7; 1448]);
         s.net_gets(&seg(Side::G, 1, 1), &[7; 1448]);
-        s.h.is_flooded = is_flooded;
+        s.h.is_relayed = is_relayed;
         let said = flooding::on_step(&mut s.h, go_since).map_err(|_| Rule::Flooding).err();
         assert_eq!(said, is_wrong.then_some(Rule::Flooding), "{go_since:?}");
         // Some of it is under way.

@@ -17,13 +17,13 @@ fn kept(w: &World<'_>, from: i64, to: i64) -> Vec<u8> {
         let inbound = stats.reserved_pages - stats.kept_pages;
         let vm = e.vm(port).expect("a VM");
         assert_eq!(vm.reserved_pages, u64::from(inbound + stats.kept_pages));
-        let Some(flooded) = flow.losses.flooded() else { return vec![] };
-        assert_eq!(flooded.reserved_pages(), stats.kept_pages);
-        let held = flow.store().held_pages() + flooded.store().held_pages();
+        let Some(relayed) = flow.losses.relayed() else { return vec![] };
+        assert_eq!(relayed.reserved_pages(), stats.kept_pages);
+        let held = flow.store().held_pages() + relayed.store().held_pages();
         assert_eq!(e.arena().free_pages() + held as usize, e.arena().pages_total());
         let first = flow.stats().net_una; // relative to this, for G's ISN is the setup's
         let at = |n: i64| first.wrapping_add_signed(n - from);
-        flooded.store().slices(e.arena(), at(from), at(to)).flatten().copied().collect()
+        relayed.store().slices(e.arena(), at(from), at(to)).flatten().copied().collect()
     })
 }
 
