@@ -1,10 +1,12 @@
 //! The memory that the programs of a worker's ports and the worker share: a map of one value.
 //!
 //! Its first words are the time of the first frame turned since the worker was last awake, and the
-//! limit; behind them every port has a slot with its counts of plain frames. A worker awake clears
-//! one word for all of its ports.
+//! limit; a worker awake clears one word for all of its ports. Behind them is a bit for each hash
+//! of addresses and ports, which a TCP segment sets that passes plain, and as many for SYNs; then
+//! every port has a slot with its counts of plain frames.
 
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
@@ -12,14 +14,19 @@ use std::time::Duration;
 use crate::bpf;
 use crate::code::Program;
 
-/// 64-bit words of an area: one page, so that a mapping is one.
-pub(crate) const WORDS: usize = 512;
 /// Of the first words, a cache line.
 const FIRST_WORDS: usize = 8;
-/// Of a slot: plain frames of the VM, and of the network.
-const SLOT_WORDS: usize = 2;
+/// Bits of a hash (`bpf/turn.bpf.c`).
+const HASH_BITS: u32 = 16;
+/// Of the bits of all hashes.
+const BIT_WORDS: usize = 1 << HASH_BITS >> 6;
+/// Of a direction of a slot: plain frames, their bytes, and those frames that were not understood.
+const WAY_WORDS: usize = 4;
 /// Ports of one area.
-pub const SLOTS: usize = (WORDS - FIRST_WORDS) / SLOT_WORDS;
+pub const SLOTS: usize = 252;
+const SLOTS_FROM: usize = FIRST_WORDS + 2 * BIT_WORDS;
+/// 64-bit words of an area, in whole pages of 4 KiB.
+pub(crate) const WORDS: usize = (SLOTS_FROM + SLOTS * 2 * WAY_WORDS).next_multiple_of(512);
 
 /// The bounds of a limit: shorter, and a worker that shares its core is taken for dead; longer, and
 /// TCP notices that of a dead one (RFC 6298: its timeout is a second at first).
@@ -31,17 +38,84 @@ pub const LIMIT_MAX: Duration = Duration::from_secs(1);
 pub(crate) fn plain_at(slot: usize, program: Program) -> u32 {
     assert!(slot < SLOTS, "slots are below {SLOTS}");
     let direction = usize::from(program == Program::TurnFromNet);
-    let word = FIRST_WORDS + slot * SLOT_WORDS + direction;
-    u32::try_from(word * size_of::<u64>()).expect("less than a page")
+    let word = SLOTS_FROM + (slot * 2 + direction) * WAY_WORDS;
+    u32::try_from(word * size_of::<u64>()).expect("a few pages")
 }
 
-/// Frames of a port that passed plain, by their senders. They wrap, like all counts.
+/// Frames of a port that passed plain. They wrap, like all counts.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Plain {
     /// The VM's.
     pub from_vm: u64,
     /// The network's.
     pub from_net: u64,
+    /// Bytes of all of them.
+    pub bytes: u64,
+    /// Those that may have been a part of any TCP segment.
+    pub unread: u64,
+}
+
+impl Plain {
+    /// Those since then.
+    #[must_use]
+    pub const fn since(&self, before: &Self) -> Self {
+        Self {
+            from_vm: self.from_vm.wrapping_sub(before.from_vm),
+            from_net: self.from_net.wrapping_sub(before.from_net),
+            bytes: self.bytes.wrapping_sub(before.bytes),
+            unread: self.unread.wrapping_sub(before.unread),
+        }
+    }
+}
+
+/// The place of a connection's bit: the same whichever end is named first.
+fn hash(ends: [SocketAddr; 2]) -> usize {
+    let mix = |hash: u32, word: u32| {
+        let hash = (hash ^ word).wrapping_mul(0x9e37_79b1);
+        hash ^ hash >> 15
+    };
+    // The programs read numbers as they are in the frame.
+    let words = |port: u16, address: &[u8]| {
+        let words = address.as_chunks().0.iter().map(|word| u32::from_ne_bytes(*word));
+        words.fold(port.to_be().into(), mix)
+    };
+    let end = |end: SocketAddr| match end.ip() {
+        IpAddr::V4(ip) => words(end.port(), &ip.octets()),
+        IpAddr::V6(ip) => words(end.port(), &ip.octets()),
+    };
+    let [one, other] = ends.map(end);
+    (mix(0, one.wrapping_add(other)) >> (u32::BITS - HASH_BITS)) as usize
+}
+
+/// The connections that may have had segments that passed plain, on any port.
+#[derive(Clone, Debug)]
+pub struct Marked {
+    segments: Box<[u64]>,
+    syns: Box<[u64]>,
+}
+
+impl Marked {
+    /// A segment of the connection between these has passed, or one of another with its hash.
+    #[must_use]
+    pub fn has_segment(&self, ends: [SocketAddr; 2]) -> bool {
+        Self::has(&self.segments, hash(ends))
+    }
+
+    /// The same of a segment with SYN.
+    #[must_use]
+    pub fn has_syn(&self, ends: [SocketAddr; 2]) -> bool {
+        Self::has(&self.syns, hash(ends))
+    }
+
+    /// None has passed.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.segments.iter().chain(&self.syns).all(|word| *word == 0)
+    }
+
+    fn has(words: &[u64], hash: usize) -> bool {
+        words[hash / 64] >> (hash % 64) & 1 != 0
+    }
 }
 
 /// The map. It needs CAP_BPF to be made, and nothing to be mapped.
@@ -91,9 +165,9 @@ impl View {
         self.0[1].store(nanos, Ordering::Relaxed);
     }
 
-    /// The worker is awake, or is about to sleep and has left nothing. Counts of plain frames that
-    /// are read from now on have all frames that passed before (the other half of this handshake is
-    /// in `bpf/turn.bpf.c`).
+    /// The worker is awake, or is about to sleep and has left nothing. Counts and bits of plain
+    /// frames that are read from now on have all frames that passed before (the other half of this
+    /// handshake is in `bpf/turn.bpf.c`).
     pub fn wake(&self) {
         self.0[0].store(0, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -102,10 +176,27 @@ impl View {
     /// Frames of a slot that passed plain.
     #[must_use]
     pub fn plain(&self, slot: usize) -> Plain {
-        let word = |program| {
+        let words = |program| {
             let at = plain_at(slot, program) as usize / size_of::<u64>();
-            self.0[at].load(Ordering::Relaxed)
+            [0, 1, 2].map(|word| self.0[at + word].load(Ordering::Relaxed))
         };
-        Plain { from_vm: word(Program::TurnFromVm), from_net: word(Program::TurnFromNet) }
+        let [from_vm, bytes, unread] = words(Program::TurnFromVm);
+        let [from_net, more_bytes, more_unread] = words(Program::TurnFromNet);
+        let (bytes, unread) = (bytes.wrapping_add(more_bytes), unread.wrapping_add(more_unread));
+        Plain { from_vm, from_net, bytes, unread }
+    }
+
+    /// Takes the bits of all ports: they are clear then.
+    #[must_use]
+    pub fn take_marked(&self) -> Marked {
+        let take = |word: &AtomicU64| match word.load(Ordering::Relaxed) {
+            0 => 0, // nearly all
+            _ => word.swap(0, Ordering::Relaxed),
+        };
+        let (segments, syns) = self.0[FIRST_WORDS..SLOTS_FROM].split_at(BIT_WORDS);
+        Marked {
+            segments: segments.iter().map(take).collect(),
+            syns: syns.iter().map(take).collect(),
+        }
     }
 }

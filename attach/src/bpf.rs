@@ -71,7 +71,7 @@ fn name(name: &str) -> [u8; NAME] {
 
 /// A map of one value that can be mapped.
 pub(crate) fn make_area() -> io::Result<OwnedFd> {
-    let bytes = u32::try_from(WORDS * size_of::<u64>()).expect("a page");
+    let bytes = u32::try_from(WORDS * size_of::<u64>()).expect("a few pages");
     let attr = Attr::new().word(0, MAP_TYPE_ARRAY).word(4, 4).word(8, bytes).word(12, 1);
     let attr = attr.word(16, F_MMAPABLE).bytes(28, &name("np_area"));
     // SAFETY: it points to nothing.

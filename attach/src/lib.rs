@@ -18,8 +18,9 @@
 //! **A dead or hung daemon is a plain wire.** The [`area`] is memory of the programs and the
 //! daemon. A program notes there when it turned the first frame since the daemon was last awake;
 //! the daemon stores 0 when it begins to work and before it sleeps. A frame that finds a time older
-//! than the limit goes its plain way and is counted. So nobody has to watch the daemon, an idle
-//! daemon is not woken, and a daemon that is back knows that frames passed.
+//! than the limit goes its plain way, is counted, and marks its connection if it is a segment of
+//! TCP. So nobody has to watch the daemon, an idle daemon is not woken, and a daemon that is back
+//! knows that frames passed, and of which connections.
 //!
 //! **The holder.** With tcx (Linux 6.6) a program is on its hook as long as somebody has the
 //! descriptor of its link. The daemon alone has it, so the kernel takes the programs away when the
@@ -32,7 +33,7 @@
 //! frames that were written to a tap, which it loses with the tap. A frame that passes plain just
 //! then may overtake the last ones that are given back.
 //!
-//! No clang, libbpf or ELF is needed to build or to run: the code is a text of some forty
+//! No clang, libbpf or ELF is needed to build or to run: the code is a text of some 260
 //! instructions ([`code`]), its constants are put in when it is loaded, and three commands of
 //! bpf(2) load it ([`bpf`]). A library for that (aya, libbpf-rs) brings a reader of ELF and BTF
 //! into a program with privileges, and finds interfaces by name, where another one may be by then.

@@ -27,14 +27,39 @@ pub(super) struct Wire {
     pub(super) mac: Option<Mac>,
 }
 
+/// The part of a connection that may have passed the daemon by.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Passed {
+    /// None of its segments.
+    Nothing,
+    /// Any of them.
+    Segments,
+}
+
 impl Engine<'_> {
     /// Frames have passed plain between the ends of the wire of this VM (LIFE-17). Nothing is known
-    /// of them: flows that owe are reset on both sides, the others leave the path.
-    pub fn handle_passed_plain(&mut self, now: Instant, port: PortId) {
+    /// of them but of which connections they may have been: those of these that owe are reset on
+    /// both sides, the others leave the path.
+    pub fn handle_passed_plain(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        passed: impl Fn(&FlowKey) -> Passed,
+    ) {
         self.syn_cache.remove_port(port.0); // what was answered meanwhile is not known
         for class in [Class::Unproven, Class::Live] {
-            self.for_each(port, class, |engine, id| engine.does(now, Deed::PassedPlain, id));
+            self.for_each(port, class, |engine, id| {
+                if engine.flows.key(id).is_some_and(|key| passed(key) != Passed::Nothing) {
+                    engine.does(now, Deed::PassedPlain, id);
+                }
+            });
         }
+    }
+
+    /// The wire of this VM is about to be taken away: flows that still owe are reset on both sides,
+    /// the others leave the path.
+    pub fn handle_detached(&mut self, now: Instant, port: PortId) {
+        self.handle_passed_plain(now, port, |_| Passed::Segments);
     }
 
     #[inline]

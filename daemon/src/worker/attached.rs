@@ -1,10 +1,15 @@
 //! The data path's work for attached taps: whether frames have passed plain, queues without a
 //! notification, and detaching (`nightporter_attach`).
 
+use std::net::{IpAddr, SocketAddr};
+
 use nightporter_attach::LINGER;
-use nightporter_attach::area::{Plain, View};
+use nightporter_attach::area::{Marked, Plain, View};
+use nightporter_core::engine::Passed;
+use nightporter_core::flow::key::FlowKey;
 use nightporter_core::port::{PortConfig, PortId};
 use nightporter_core::time::{Duration, Instant};
+use nightporter_core::wire::packet::{IpAddr16, IpVersion};
 use nix::sys::epoll::Epoll;
 
 use super::data_path::DataPath;
@@ -106,18 +111,17 @@ impl DataPath {
         let Self { attached, ports, engine, .. } = self;
         let Some(view) = attached.view else { return };
         view.wake();
+        let mut marked = None; // of all ports
         for (id, seen) in &mut attached.list {
             let Some(port) = ports.of_mut(*id).port.as_attached_mut() else { continue };
             let plain = port.plain();
             if plain == *seen {
                 continue;
             }
-            let frames = Plain {
-                from_vm: plain.from_vm.wrapping_sub(seen.from_vm),
-                from_net: plain.from_net.wrapping_sub(seen.from_net),
-            };
+            let frames = plain.since(seen);
             *seen = plain;
-            engine.handle_passed_plain(now, *id);
+            let marked = marked.get_or_insert_with(|| view.take_marked());
+            engine.handle_passed_plain(now, *id, |key| passed_of(key, &frames, marked));
             if attached.logged_at.is_none_or(|at| now.since(at) >= LOG_INTERVAL) {
                 attached.logged_at = Some(now);
                 let vm = &ports.of(*id).name;
@@ -163,7 +167,7 @@ impl DataPath {
                 *at = Some(Detaching::GivesBack(now + linger));
             }
             Some(Detaching::Drains(until)) if now >= until => {
-                self.engine.handle_passed_plain(now, id);
+                self.engine.handle_detached(now, id);
                 *at = Some(Detaching::Tells);
             }
             Some(Detaching::Drains(_)) => {}
@@ -184,6 +188,20 @@ impl DataPath {
             port.into_iter().for_each(|port| port.unlink());
         }
     }
+}
+
+/// The part of a connection that may be among these frames.
+fn passed_of(key: &FlowKey, frames: &Plain, marked: &Marked) -> Passed {
+    let end = |address: IpAddr16, port| {
+        let ip: IpAddr = match key.version {
+            IpVersion::V4 => address.v4_bytes().into(),
+            IpVersion::V6 => address.0.into(),
+        };
+        SocketAddr::new(ip, port)
+    };
+    let ends = [end(key.g_addr, key.g_port), end(key.r_addr, key.r_port)];
+    let has_passed = frames.unread > 0 || marked.has_segment(ends);
+    if has_passed { Passed::Segments } else { Passed::Nothing }
 }
 
 /// A port whose room is looked at now and then.

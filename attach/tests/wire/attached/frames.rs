@@ -1,5 +1,7 @@
 //! The kinds of frames.
 
+use std::net::SocketAddr;
+
 use etherparse::{IpHeaders, PacketBuilder, PacketBuilderStep};
 
 /// linux/virtio_net.h.
@@ -184,6 +186,75 @@ pub(crate) fn all() -> Vec<Kind> {
         Kind { name, bytes, is_ufo }
     };
     kinds.into_iter().map(kind).collect()
+}
+
+/// A frame, and what the programs are to see in it when it passes plain.
+pub(crate) struct Passing {
+    pub(crate) name: &'static str,
+    /// A virtio-net header and the frame.
+    pub(crate) bytes: Vec<u8>,
+    /// It is a segment of TCP between these.
+    pub(crate) ends: Option<[SocketAddr; 2]>,
+    pub(crate) is_syn: bool,
+    /// It can be told whether it is one.
+    pub(crate) is_read: bool,
+}
+
+/// So many of [`passing`] have right sums.
+pub(crate) const WHOLE: usize = 5;
+
+/// Frames with and without TCP in them.
+pub(crate) fn passing() -> Vec<Passing> {
+    let v4 = || Some([([192, 0, 2, 1], 4000).into(), ([192, 0, 2, 2], 5000).into()]);
+    let v6 = || Some([([0x20_u8; 16], 4000).into(), ([0x21_u8; 16], 5000).into()]);
+    let (q, ad) = ((0x8100, 7), (0x88a8, 8));
+    // Bytes of a frame without tags: the protocol of IPv4 and its fragment offset, the next header
+    // of IPv6, what comes first behind that, and the flags of TCP in IPv4.
+    let [protocol, offset, next, behind, flags] = [23, 20, 20, 54, 47].map(|at: usize| 10 + at);
+    let with = |mut bytes: Vec<u8>, changes: &[(usize, u8)]| {
+        changes.iter().for_each(|(at, byte)| bytes[*at] = *byte);
+        bytes
+    };
+    let tcp = |tags: &[(u16, u16)], ip| finished(0, tags, ip, L4::Tcp, 100);
+    let (plain, of_6) = (tcp(&[], Ip::V4), tcp(&[], Ip::V6));
+    let is = |name, bytes: Vec<u8>, ends, is_syn, is_read| Passing {
+        name,
+        bytes,
+        ends,
+        is_syn,
+        is_read,
+    };
+    let ihl = |mut bytes: Vec<u8>| {
+        bytes[10 + 14] = 0x46;
+        bytes.splice(10 + 34..10 + 34, [1; 4]); // NOP
+        bytes
+    };
+    vec![
+        is("TCP", plain.clone(), v4(), false, true),
+        is("TCP over IPv6", of_6.clone(), v6(), false, true),
+        is("TSO4", unfinished(TCPV4, &[], (Ip::V4, L4::Tcp), 30_000), v4(), false, true),
+        is("VLAN", tcp(&[q], Ip::V4), v4(), false, true),
+        is("QinQ", tcp(&[ad, q], Ip::V6), v6(), false, true),
+        is("with options of IP", ihl(plain.clone()), v4(), false, true),
+        is("SYN", with(plain.clone(), &[(flags, 0x02)]), v4(), true, true),
+        is("SYN-ACK", with(plain.clone(), &[(flags, 0x12)]), v4(), true, true),
+        is("UDP", finished(0, &[], Ip::V4, L4::Udp, 100), None, false, true),
+        is("UDP over IPv6", finished(0, &[q], Ip::V6, L4::Udp, 100), None, false, true),
+        is("STP", other([1, 0x80, 0xc2, 0, 0, 0], &[], 38, 38), None, false, true),
+        is("many tags", tcp(&[ad, ad, q, q], Ip::V4), None, false, false),
+        is("first fragment", with(plain.clone(), &[(offset, 0x20)]), None, false, false),
+        is("last fragment", with(plain.clone(), &[(offset + 1, 9)]), None, false, false),
+        is(
+            "fragment of UDP",
+            with(plain.clone(), &[(offset, 0x20), (protocol, 17)]),
+            None,
+            false,
+            true,
+        ),
+        is("cut", plain[..10 + 40].to_vec(), None, false, false),
+        is("behind a header", with(of_6.clone(), &[(next, 0), (behind, 6)]), None, false, false),
+        is("of a group", with(of_6, &[(next, 0), (behind, 58)]), None, false, true),
+    ]
 }
 
 /// A frame with a number, by which others end.
