@@ -13,7 +13,7 @@ use nightporter_core::limits::TOE_SOCKETS_MAX;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::toe::control::{self, Ask, Asked, Program};
 use nightporter_core::toe::errno::Errno;
-use nightporter_core::toe::guest::{GuestConfig, Policy, Way};
+use nightporter_core::toe::guest::{GuestConfig, Policy, Route};
 use nightporter_core::toe::host::{Handled, Host, Met, Output};
 use nightporter_core::toe::id::{HostId, ShadowId, Side};
 use nightporter_core::toe::inbound::Verdict;
@@ -109,12 +109,12 @@ struct Said {
 struct Doorkeeper;
 
 impl Policy for Doorkeeper {
-    fn connect(&self, _: VmId, _: Program, request: &Request) -> Way {
+    fn connect(&self, _: VmId, _: Program, request: &Request) -> Route {
         match request.to.port() {
-            9 => Way::Native,
-            10 => Way::Failed(Errno::Access),
-            11 => Way::To(THERE),
-            _ => Way::To(HERE),
+            9 => Route::Native,
+            10 => Route::Failed(Errno::Access),
+            11 => Route::To(THERE),
+            _ => Route::To(HERE),
         }
     }
 }

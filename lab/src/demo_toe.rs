@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use nightporter_guest::peer::{Ask, Told};
+use nightporter_guest::peer::{Answer, Ask};
 use serde::Serialize;
 
 use crate::accel::Accel;
@@ -242,7 +242,7 @@ fn transfer(
     // A driver does nothing while it has no command.
     server.tell(Ask::Accept)?;
     for told in [client.ask(Ask::Connect { to })?, server.hear()?] {
-        let Told::At { .. } = told else { bail!("connecting gave {told:?}") };
+        let Answer::At { .. } = told else { bail!("connecting gave {told:?}") };
     }
     let (there, back) = (2 * seed, 2 * seed + 1);
     let asks = match case {
@@ -264,9 +264,9 @@ fn transfer(
     client.tell(asks[0])?;
     let told = [client.hear()?, server.hear()?];
     let cpu_s = cpu(server)?.saturating_sub(before).as_secs_f64();
-    let [Told::Done { ns }, Told::Done { .. }] = told else { bail!("it ended with {told:?}") };
+    let [Answer::Done { ns }, Answer::Done { .. }] = told else { bail!("it ended with {told:?}") };
     let is_whole = |end: &mut dyn End, seed| -> Result<bool> {
-        Ok(end.ask(Ask::Check { seed })? == Told::Checked { whole: true })
+        Ok(end.ask(Ask::Check { seed })? == Answer::Checked { whole: true })
     };
     let (whole, ways) = match case {
         Case::Stream => (is_whole(server, there)?, 1.0),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use nightporter_guest::control::{Command, Reply};
-use nightporter_guest::peer::{Ask, Told};
+use nightporter_guest::peer::{Answer, Ask};
 
 use crate::guest::REPLY_LIMIT;
 use crate::image::{PEER, TOE_LIBRARY};
@@ -70,7 +70,7 @@ impl Guest {
     ///
     /// # Errors
     /// Those of [`Guest::hear`].
-    pub fn hear_peer(&mut self) -> Result<Told> {
+    pub fn hear_peer(&mut self) -> Result<Answer> {
         self.hear_peer_within(REPLY_LIMIT)
     }
 
@@ -78,7 +78,7 @@ impl Guest {
     ///
     /// # Errors
     /// Those of [`Guest::hear`].
-    pub fn hear_peer_within(&mut self, limit: Duration) -> Result<Told> {
+    pub fn hear_peer_within(&mut self, limit: Duration) -> Result<Answer> {
         match self.hear_within(limit)? {
             Reply::Said { line } => serde_json::from_str(&line).with_context(|| line.clone()),
             other => bail!("a peer was asked, and the guest answered {other:?}"),
@@ -89,7 +89,7 @@ impl Guest {
     ///
     /// # Errors
     /// As of both.
-    pub fn ask_peer(&mut self, sockets: Sockets, ask: Ask) -> Result<Told> {
+    pub fn ask_peer(&mut self, sockets: Sockets, ask: Ask) -> Result<Answer> {
         self.tell_peer(sockets, ask)?;
         self.hear_peer()
     }

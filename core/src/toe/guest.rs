@@ -24,12 +24,12 @@ const AHEAD: u64 = 16 * LEN as u64;
 /// Permissions of guests to connect.
 pub trait Policy {
     /// Decides how a program of a guest connects.
-    fn connect(&self, vm: VmId, program: Program, request: &Request) -> Way;
+    fn connect(&self, vm: VmId, program: Program, request: &Request) -> Route;
 }
 
 /// How a socket is to connect.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Way {
+pub enum Route {
     /// To a guest of this host.
     To(HostId),
     /// By guest TCP, for instance because no TOE is at the destination.
@@ -408,7 +408,7 @@ impl Guest {
         &mut self,
         control: u32,
         asked: Asked,
-        way: impl FnOnce(Program, &Request) -> Way,
+        way: impl FnOnce(Program, &Request) -> Route,
     ) -> Answer {
         let code = match asked.ask {
             Ask::Connect { guest, from, to, program } => {
@@ -434,7 +434,7 @@ impl Guest {
         (control, guest): (u32, u32),
         from: SocketAddr,
         to: SocketAddr,
-        way: impl FnOnce(&Request) -> Way,
+        way: impl FnOnce(&Request) -> Route,
     ) -> (Code, Option<(SocketAddr, SocketAddr)>) {
         let any = from.ip().is_unspecified();
         let mut own = self.ips.iter().filter(|ip| ip.is_ipv4() == to.is_ipv4());
@@ -444,14 +444,14 @@ impl Guest {
         let from = SocketAddr::new(*ip, from.port());
         let request = Request { network: self.config.network, from, to };
         let full = self.wanted.len() >= TOE_WANTED_MAX && !self.wanted.contains_key(&guest);
-        let way = if full || !request.is_sound() { Way::Native } else { way(&request) };
+        let way = if full || !request.is_sound() { Route::Native } else { way(&request) };
         let code = match way {
-            Way::To(host) => {
+            Route::To(host) => {
                 self.wanted.insert(guest, Wanted { control, host, request });
                 Code::Done
             }
-            Way::Native => Code::Native,
-            Way::Failed(errno) => Code::of(Some(errno)),
+            Route::Native => Code::Native,
+            Route::Failed(errno) => Code::of(Some(errno)),
         };
         (code, Some((from, to)))
     }

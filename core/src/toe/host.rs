@@ -24,7 +24,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::control::{self, Answer, Ask, Asked, Code};
 use super::errno::Errno;
-use super::guest::{Control, FIRST_HOST_PORT, Guest, Left, Policy, Wanted, Way, addresses};
+use super::guest::{Control, FIRST_HOST_PORT, Guest, Left, Policy, Route, Wanted, addresses};
 use super::id::{HostId, ShadowId, ShadowIds, Side};
 use super::inbound::Verdict;
 use super::message::{Kind, Message, Request};
@@ -542,7 +542,7 @@ impl Host {
         let full = self.free_places(vm) <= wanted;
         let guest = self.guests.get_mut(&vm).expect("it is there");
         let answer = guest.answer(port, asked, |program, request| {
-            if full { Way::Native } else { policy.connect(vm, program, request) }
+            if full { Route::Native } else { policy.connect(vm, program, request) }
         });
         if let (Ask::Listen { at, .. }, Code::Done) = (asked.ask, answer.code) {
             self.listens.push_back((vm, at));

@@ -255,7 +255,7 @@ fn is_bulk(len: usize) -> bool {
 mod tests {
     use super::*;
     use nightporter_core::toe::control::{self, Ask, Asked, Program};
-    use nightporter_core::toe::guest::{GuestConfig, Policy, Way};
+    use nightporter_core::toe::guest::{GuestConfig, Policy, Route};
     use nightporter_core::toe::host::{Host, Output};
     use nightporter_core::toe::id::HostId;
     use nightporter_core::toe::message::Request;
@@ -272,8 +272,8 @@ mod tests {
     struct All;
 
     impl Policy for All {
-        fn connect(&self, _: VmId, _: Program, _: &Request) -> Way {
-            Way::To(HostId(1))
+        fn connect(&self, _: VmId, _: Program, _: &Request) -> Route {
+            Route::To(HostId(1))
         }
     }
 

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use nightporter_core::toe::control::Program;
-use nightporter_core::toe::guest::{Policy, Way};
+use nightporter_core::toe::guest::{Policy, Route};
 use nightporter_core::toe::id::HostId;
 use nightporter_core::toe::message::Request;
 use nightporter_core::toe::sockets::VmId;
@@ -173,7 +173,7 @@ impl Rules {
     /// Whether this connection between guests of this host may be.
     pub(super) fn may(&self, request: &Request) -> bool {
         let from = self.only(request.network, request.from.ip());
-        from.is_some_and(|(vm, _)| self.way(vm, request) == Way::To(HERE))
+        from.is_some_and(|(vm, _)| self.way(vm, request) == Route::To(HERE))
     }
 
     /// Whether a guest of that host may connect to one of this: it is there, nobody else has its
@@ -233,31 +233,31 @@ impl Rules {
 }
 
 impl Policy for Rules {
-    fn connect(&self, vm: VmId, program: Program, request: &Request) -> Way {
+    fn connect(&self, vm: VmId, program: Program, request: &Request) -> Route {
         let way = match self.rules.iter().find(|rule| rule.fits(program, request.to)) {
-            Some(rule) if rule.native => Way::Native,
+            Some(rule) if rule.native => Route::Native,
             _ => self.way(vm, request),
         };
         // Not a part of the way, by which a request that is said already is judged again.
-        if self.refusals.has(vm, request) { Way::Native } else { way }
+        if self.refusals.has(vm, request) { Route::Native } else { way }
     }
 }
 
 impl Rules {
     /// How a guest's socket gets there.
-    fn way(&self, vm: VmId, request: &Request) -> Way {
+    fn way(&self, vm: VmId, request: &Request) -> Route {
         let Some((from, own)) = self.only(request.network, request.from.ip()) else {
-            return Way::Native;
+            return Route::Native;
         };
         if from != vm {
-            return Way::Native;
+            return Route::Native;
         }
         let (network, to) = (request.network, request.to.ip());
         let elsewhere = self.peers.host_of(network, to).filter(|_| network < OWN);
         match (self.only(network, to), elsewhere) {
             (Some((to, other)), None) => {
                 let may = if to == vm { own.to_itself } else { !own.isolated && !other.isolated };
-                if may { Way::To(HERE) } else { Way::Native }
+                if may { Route::To(HERE) } else { Route::Native }
             }
             (None, Some(host))
                 if self.is_open
@@ -265,9 +265,9 @@ impl Rules {
                     && !self.has(network, to)
                     && !self.peers.is_away(host) =>
             {
-                Way::To(host)
+                Route::To(host)
             }
-            _ => Way::Native,
+            _ => Route::Native,
         }
     }
 }
@@ -300,19 +300,19 @@ mod tests {
         let ask = |members: &[(&str, Option<u16>, bool)], to: &str| {
             let (rules, request) = (rules(members), request("10.0.0.1", to));
             let way = rules.connect(VmId(0), Program::NONE, &request);
-            assert_eq!(rules.may(&request), way == Way::To(HERE));
+            assert_eq!(rules.may(&request), way == Route::To(HERE));
             way
         };
         let own = ("10.0.0.1", None, false);
-        assert_eq!(ask(&[own, ("10.0.0.2", None, false)], "10.0.0.2"), Way::To(HERE));
-        assert_eq!(ask(&[own, ("10.0.0.2", None, false)], "10.0.0.3"), Way::Native);
-        assert_eq!(ask(&[own, ("10.0.0.2", Some(5), false)], "10.0.0.2"), Way::Native);
-        assert_eq!(ask(&[own, ("10.0.0.2", None, true)], "10.0.0.2"), Way::Native);
+        assert_eq!(ask(&[own, ("10.0.0.2", None, false)], "10.0.0.2"), Route::To(HERE));
+        assert_eq!(ask(&[own, ("10.0.0.2", None, false)], "10.0.0.3"), Route::Native);
+        assert_eq!(ask(&[own, ("10.0.0.2", Some(5), false)], "10.0.0.2"), Route::Native);
+        assert_eq!(ask(&[own, ("10.0.0.2", None, true)], "10.0.0.2"), Route::Native);
         let isolated = ("10.0.0.1", None, true);
-        assert_eq!(ask(&[isolated, ("10.0.0.2", None, false)], "10.0.0.2"), Way::Native);
-        assert_eq!(ask(&[own], "10.0.0.1"), Way::Native, "itself");
+        assert_eq!(ask(&[isolated, ("10.0.0.2", None, false)], "10.0.0.2"), Route::Native);
+        assert_eq!(ask(&[own], "10.0.0.1"), Route::Native, "itself");
         let two = [own, ("10.0.0.2", None, false), ("10.0.0.2", None, false)];
-        assert_eq!(ask(&two, "10.0.0.2"), Way::Native, "whose it is nobody knows");
+        assert_eq!(ask(&two, "10.0.0.2"), Route::Native, "whose it is nobody knows");
     }
 
     #[test]
@@ -323,15 +323,15 @@ mod tests {
         let request = request("10.0.0.1", "10.0.0.2");
         let ask =
             |rules: &Rules| (rules.connect(VmId(0), Program::NONE, &request), rules.looks.take());
-        assert_eq!(ask(&rules), (Way::To(HERE), 2));
+        assert_eq!(ask(&rules), (Route::To(HERE), 2));
         // Those who have left, or have another address, are found no more.
         rules.add(VmId(1), member("10.0.9.9", None, false));
-        assert_eq!(ask(&rules), (Way::Native, 1));
+        assert_eq!(ask(&rules), (Route::Native, 1));
         rules.add(VmId(1), member("10.0.0.2", None, false));
         rules.start(VmId(1));
-        assert_eq!(ask(&rules).0, Way::To(HERE));
+        assert_eq!(ask(&rules).0, Route::To(HERE));
         rules.remove(VmId(1));
-        assert_eq!(ask(&rules).0, Way::Native);
+        assert_eq!(ask(&rules).0, Route::Native);
     }
 
     #[test]
@@ -341,11 +341,11 @@ mod tests {
         let moved = rules.set_overlays(Overlays::from([(String::new(), (7, overlay))]));
         assert_eq!(moved, [VmId(0), VmId(1)]);
         let of = |network| Request { network, ..request("10.0.0.1", "10.0.0.2") };
-        assert_eq!(rules.connect(VmId(0), Program::NONE, &of(7)), Way::To(HERE));
-        assert_eq!(rules.connect(VmId(0), Program::NONE, &of(OWN)), Way::Native);
+        assert_eq!(rules.connect(VmId(0), Program::NONE, &of(7)), Route::To(HERE));
+        assert_eq!(rules.connect(VmId(0), Program::NONE, &of(OWN)), Route::Native);
         rules.set_overlays(Overlays::new());
-        assert_eq!(rules.connect(VmId(0), Program::NONE, &of(OWN)), Way::To(HERE));
-        assert_eq!(rules.connect(VmId(0), Program::NONE, &of(7)), Way::Native);
+        assert_eq!(rules.connect(VmId(0), Program::NONE, &of(OWN)), Route::To(HERE));
+        assert_eq!(rules.connect(VmId(0), Program::NONE, &of(7)), Route::Native);
     }
 
     #[test]
@@ -366,14 +366,14 @@ mod tests {
         let ask = |rules: &Rules, program: &str| {
             rules.connect(VmId(0), Program::of(program.as_bytes()), &request)
         };
-        assert_eq!(ask(&rules, "curl"), Way::To(HERE));
-        assert_eq!(ask(&rules, "wget"), Way::Native);
-        assert_eq!(ask(&rules, ""), Way::Native);
+        assert_eq!(ask(&rules, "curl"), Route::To(HERE));
+        assert_eq!(ask(&rules, "wget"), Route::Native);
+        assert_eq!(ask(&rules, ""), Route::Native);
         // A listener asks nobody which program connects.
         assert!(rules.may(&request));
         rules.add(VmId(1), member("10.0.0.2", Some(5), false));
         rules.start(VmId(1));
-        assert_eq!(ask(&rules, "curl"), Way::Native, "a rule opens no way");
+        assert_eq!(ask(&rules, "curl"), Route::Native, "a rule opens no way");
     }
 
     #[test]
@@ -411,13 +411,13 @@ mod tests {
     fn whose_driver_does_not_run_is_not_reached() {
         let mut rules = rules(&[("10.0.0.1", None, false), ("10.0.0.2", None, false)]);
         let request = request("10.0.0.1", "10.0.0.2");
-        assert_eq!(rules.connect(VmId(0), Program::NONE, &request), Way::To(HERE));
+        assert_eq!(rules.connect(VmId(0), Program::NONE, &request), Route::To(HERE));
         rules.stop(VmId(1));
-        assert_eq!(rules.connect(VmId(0), Program::NONE, &request), Way::Native);
+        assert_eq!(rules.connect(VmId(0), Program::NONE, &request), Route::Native);
         rules.start(VmId(1));
         rules.add(VmId(1), member("10.0.0.2", Some(7), false));
         rules.start(VmId(1));
-        assert_eq!(rules.connect(VmId(0), Program::NONE, &request), Way::Native);
+        assert_eq!(rules.connect(VmId(0), Program::NONE, &request), Route::Native);
     }
 
     #[test]
@@ -434,34 +434,34 @@ mod tests {
         let request = request("10.0.0.1", "10.0.0.2");
         let ask = |rules: &Rules, request: &Request| rules.connect(VmId(0), Program::NONE, request);
         for (vm, listens, way) in [
-            (1, "10.0.0.2:80", Way::To(HERE)),
-            (1, "0.0.0.0:80", Way::To(HERE)),
-            (1, "[::]:80", Way::To(HERE)),
-            (1, "[fd00::2]:80", Way::Native),
-            (1, "10.0.0.2:81", Way::Native),
-            (2, "0.0.0.0:80", Way::Native),
+            (1, "10.0.0.2:80", Route::To(HERE)),
+            (1, "0.0.0.0:80", Route::To(HERE)),
+            (1, "[::]:80", Route::To(HERE)),
+            (1, "[fd00::2]:80", Route::Native),
+            (1, "10.0.0.2:81", Route::Native),
+            (2, "0.0.0.0:80", Route::Native),
         ] {
             rules.refusals.note(now, VmId(0), &request);
-            assert_eq!(ask(&rules, &request), Way::Native);
+            assert_eq!(ask(&rules, &request), Route::Native);
             assert!(rules.may(&request), "a request that was said before is carried");
             rules.note_listener(VmId(vm), listens.parse().unwrap());
             assert_eq!(ask(&rules, &request), way, "{listens}");
         }
         let other = Request { to: "10.0.0.2:81".parse().unwrap(), ..request };
-        assert_eq!(ask(&rules, &other), Way::To(HERE), "another port");
+        assert_eq!(ask(&rules, &other), Route::To(HERE), "another port");
         let other = Request { from: "10.0.0.3:5".parse().unwrap(), ..request };
         let way = rules.connect(VmId(2), Program::NONE, &other);
-        assert_eq!(way, Way::To(HERE), "another guest has its own answers");
+        assert_eq!(way, Route::To(HERE), "another guest has its own answers");
     }
 
     #[test]
     fn itself_is_reached_by_who_is_to() {
         let mut rules = rules(&[("10.0.0.1", None, true)]);
         let request = request("10.0.0.1", "10.0.0.1");
-        assert_eq!(rules.connect(VmId(0), Program::NONE, &request), Way::Native);
+        assert_eq!(rules.connect(VmId(0), Program::NONE, &request), Route::Native);
         rules.add(VmId(0), Member { to_itself: true, ..member("10.0.0.1", None, true) });
         rules.start(VmId(0));
-        assert_eq!(rules.connect(VmId(0), Program::NONE, &request), Way::To(HERE));
+        assert_eq!(rules.connect(VmId(0), Program::NONE, &request), Route::To(HERE));
         assert!(rules.may(&request));
     }
 }

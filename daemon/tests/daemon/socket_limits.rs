@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::Instant as Clock;
 
-use nightporter_api::{Change, Direction as Way, Reply, Request};
+use nightporter_api::{Change, Direction as Route, Reply, Request};
 use nightporter_core::bucket::SharedRate;
 use nightporter_core::engine::Direction;
 use nightporter_core::limits::TOE_KEPT_MAX;
@@ -168,7 +168,7 @@ fn flood_16_limits_of_the_configuration_and_of_commands_are_those_of_sockets() {
     let at_least = u128::try_from((600_000 - AHEAD) / 1000).unwrap();
     assert!(carries(600_000) >= at_least);
     let request = |direction, mbit_s| Request::RateLimit { vm: "a".into(), direction, mbit_s };
-    assert_eq!(host.ask(&request(Way::FromGuest, None)), Reply::Done {});
+    assert_eq!(host.ask(&request(Route::FromGuest, None)), Reply::Done {});
     // It would take a minute.
     carries(60_000_000);
     let keys = vec![("rate_limit_to_guest_mbit_s".into(), "8".into())].into_iter().collect();

@@ -13,24 +13,24 @@ use serde::{Deserialize, Serialize};
 
 pub use work::Peer;
 
-/// The commands of a peer. It answers each with one [`Told`].
+/// The commands of a peer. It answers each with one [`Answer`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "snake_case")]
 pub enum Ask {
-    /// Listen here, and no longer elsewhere. Answer: [`Told::At`], with the port.
+    /// Listen here, and no longer elsewhere. Answer: [`Answer::At`], with the port.
     Listen {
         /// Port 0 is any.
         at: SocketAddr,
     },
-    /// Accept the next connection. Answer: [`Told::At`], with the other side's address.
+    /// Accept the next connection. Answer: [`Answer::At`], with the other side's address.
     Accept,
-    /// Make one. Answer: [`Told::At`], the own address.
+    /// Make one. Answer: [`Answer::At`], the own address.
     Connect {
         /// Where to.
         to: SocketAddr,
     },
     /// Prepare the data for a transfer of so many bytes, so that it is no part of the transfer.
-    /// Answer: [`Told::Done`].
+    /// Answer: [`Answer::Done`].
     Prepare {
         /// How many.
         bytes: usize,
@@ -38,7 +38,7 @@ pub enum Ask {
         seed: u64,
     },
     /// Write so many bytes of this seed, and wait until the other side has read all of them, if it
-    /// reports that. Answer: [`Told::Done`].
+    /// reports that. Answer: [`Answer::Done`].
     Send {
         /// How many.
         bytes: usize,
@@ -48,7 +48,7 @@ pub enum Ask {
         answered: bool,
     },
     /// Read so many bytes, and report that over the connection, if asked for. Answer:
-    /// [`Told::Done`].
+    /// [`Answer::Done`].
     Receive {
         /// How many.
         bytes: usize,
@@ -56,7 +56,7 @@ pub enum Ask {
         answered: bool,
     },
     /// Write and read so many bytes at the same time, as the other side does. Answer:
-    /// [`Told::Done`], when both have read all.
+    /// [`Answer::Done`], when both have read all.
     Exchange {
         /// Each way.
         bytes: usize,
@@ -73,7 +73,7 @@ pub enum Ask {
         seed: u64,
     },
     /// Connect, send a byte, finish, read it again and its end, close; so many times. Answer:
-    /// [`Told::Done`], of all.
+    /// [`Answer::Done`], of all.
     Connects {
         /// Where to.
         to: SocketAddr,
@@ -86,30 +86,30 @@ pub enum Ask {
         count: usize,
     },
     /// Begin to write so many bytes, which are never all in memory, and go on with it whatever is
-    /// asked next. Answer: [`Told::Done`], at once.
+    /// asked next. Answer: [`Answer::Done`], at once.
     Pour {
         /// How many.
         bytes: usize,
         /// Seed of the data to write.
         seed: u64,
     },
-    /// How many of them the kernel has taken. Answer: [`Told::Poured`], or [`Told::Failed`] once if
+    /// How many of them the kernel has taken. Answer: [`Answer::Poured`], or [`Answer::Failed`] once if
     /// it takes no more.
     Poured,
     /// Read so many bytes that the other side pours; then wait until all of the own are written.
-    /// Answer: [`Told::Checked`].
+    /// Answer: [`Answer::Checked`].
     Drain {
         /// How many.
         bytes: usize,
         /// Seed of the other side's data.
         seed: u64,
     },
-    /// Whether the last bytes that were read match this seed. Answer: [`Told::Checked`].
+    /// Whether the last bytes that were read match this seed. Answer: [`Answer::Checked`].
     Check {
         /// Seed of the other side's data.
         seed: u64,
     },
-    /// Send a byte and wait for one, so many times. Answer: [`Told::Done`], the median.
+    /// Send a byte and wait for one, so many times. Answer: [`Answer::Done`], the median.
     Ping {
         /// How many times.
         count: usize,
@@ -119,18 +119,18 @@ pub enum Ask {
         /// How many times.
         count: usize,
     },
-    /// Write no more: shutdown(SHUT_WR). Answer: [`Told::Done`].
+    /// Write no more: shutdown(SHUT_WR). Answer: [`Answer::Done`].
     Finish,
-    /// Read until there is no more. Answer: [`Told::Ended`], or [`Told::Failed`] with the errno.
+    /// Read until there is no more. Answer: [`Answer::Ended`], or [`Answer::Failed`] with the errno.
     ReadToEnd,
-    /// End the connection. Answer: [`Told::Done`].
+    /// End the connection. Answer: [`Answer::Done`].
     Close,
 }
 
 /// Its answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "told", rename_all = "snake_case")]
-pub enum Told {
+pub enum Answer {
     /// It is done, and took so long by this machine's clock.
     Done {
         /// Nanoseconds.
@@ -174,15 +174,15 @@ mod tests {
     fn pair() -> (Peer, Peer) {
         let (mut server, mut client) = (Peer::default(), Peer::default());
         let at = (Ipv4Addr::LOCALHOST, 0).into();
-        let Told::At { address } = server.obey(Ask::Listen { at }) else { panic!("no listener") };
-        let Told::At { address: own } = client.obey(Ask::Connect { to: address }) else {
+        let Answer::At { address } = server.obey(Ask::Listen { at }) else { panic!("no listener") };
+        let Answer::At { address: own } = client.obey(Ask::Connect { to: address }) else {
             panic!("not connected")
         };
-        assert_eq!(server.obey(Ask::Accept), Told::At { address: own });
+        assert_eq!(server.obey(Ask::Accept), Answer::At { address: own });
         (client, server)
     }
 
-    fn both(client: &mut Peer, server: &mut Peer, asks: [Ask; 2]) -> [Told; 2] {
+    fn both(client: &mut Peer, server: &mut Peer, asks: [Ask; 2]) -> [Answer; 2] {
         thread::scope(|scope| {
             let second = scope.spawn(move || server.obey(asks[1]));
             [client.obey(asks[0]), second.join().expect("obeyed")]
@@ -196,28 +196,28 @@ mod tests {
         server.obey(Ask::Prepare { bytes, seed });
         let send = Ask::Send { bytes, seed, answered: true };
         let told = both(&mut client, &mut server, [send, Ask::Receive { bytes, answered: true }]);
-        assert!(told.iter().all(|told| matches!(told, Told::Done { .. })), "{told:?}");
-        assert_eq!(server.obey(Ask::Check { seed }), Told::Checked { whole: true });
-        assert_eq!(server.obey(Ask::Check { seed: 8 }), Told::Checked { whole: false });
+        assert!(told.iter().all(|told| matches!(told, Answer::Done { .. })), "{told:?}");
+        assert_eq!(server.obey(Ask::Check { seed }), Answer::Checked { whole: true });
+        assert_eq!(server.obey(Ask::Check { seed: 8 }), Answer::Checked { whole: false });
         let exchange = |seed, second| Ask::Exchange { bytes, seed, second };
         both(&mut client, &mut server, [exchange(9, false), exchange(10, true)]);
-        assert_eq!(server.obey(Ask::Check { seed: 9 }), Told::Checked { whole: true });
-        assert_eq!(client.obey(Ask::Check { seed: 10 }), Told::Checked { whole: true });
+        assert_eq!(server.obey(Ask::Check { seed: 9 }), Answer::Checked { whole: true });
+        assert_eq!(client.obey(Ask::Check { seed: 10 }), Answer::Checked { whole: true });
         both(&mut client, &mut server, [Ask::Ping { count: 3 }, Ask::Pong { count: 3 }]);
         let unevenly = |seed| Ask::ExchangeUnevenly { bytes, seed };
         both(&mut client, &mut server, [unevenly(11), unevenly(12)]);
-        assert_eq!(server.obey(Ask::Check { seed: 11 }), Told::Checked { whole: true });
-        assert_eq!(client.obey(Ask::Check { seed: 12 }), Told::Checked { whole: true });
+        assert_eq!(server.obey(Ask::Check { seed: 11 }), Answer::Checked { whole: true });
+        assert_eq!(client.obey(Ask::Check { seed: 12 }), Answer::Checked { whole: true });
         client.obey(Ask::Finish);
-        assert_eq!(server.obey(Ask::ReadToEnd), Told::Ended { bytes: 0 });
+        assert_eq!(server.obey(Ask::ReadToEnd), Answer::Ended { bytes: 0 });
         server.obey(Ask::Send { bytes: 5, seed, answered: false });
         server.obey(Ask::Close);
-        assert_eq!(client.obey(Ask::ReadToEnd), Told::Ended { bytes: 5 });
+        assert_eq!(client.obey(Ask::ReadToEnd), Answer::Ended { bytes: 5 });
         let at = (Ipv4Addr::LOCALHOST, 0).into();
-        let Told::At { address: to } = server.obey(Ask::Listen { at }) else { panic!("no port") };
+        let Answer::At { address: to } = server.obey(Ask::Listen { at }) else { panic!("no port") };
         let connects = [Ask::Connects { to, count: 5 }, Ask::Accepts { count: 5 }];
         let told = both(&mut client, &mut server, connects);
-        assert!(told.iter().all(|told| matches!(told, Told::Done { .. })), "{told:?}");
+        assert!(told.iter().all(|told| matches!(told, Answer::Done { .. })), "{told:?}");
     }
 
     #[test]
@@ -225,18 +225,18 @@ mod tests {
         let (mut client, mut server) = pair();
         let bytes = 5_000_000;
         for (seed, peer) in [(1, &mut client), (2, &mut server)] {
-            assert!(matches!(peer.obey(Ask::Pour { bytes, seed }), Told::Done { .. }));
+            assert!(matches!(peer.obey(Ask::Pour { bytes, seed }), Answer::Done { .. }));
         }
         let told = both(&mut client, &mut server, [2, 1].map(|seed| Ask::Drain { bytes, seed }));
-        assert_eq!(told, [Told::Checked { whole: true }, Told::Checked { whole: true }]);
-        assert_eq!(client.obey(Ask::Poured), Told::Poured { bytes });
+        assert_eq!(told, [Answer::Checked { whole: true }, Answer::Checked { whole: true }]);
+        assert_eq!(client.obey(Ask::Poured), Answer::Poured { bytes });
         client.obey(Ask::Pour { bytes, seed: 3 });
-        assert_eq!(server.obey(Ask::Drain { bytes, seed: 4 }), Told::Checked { whole: false });
+        assert_eq!(server.obey(Ask::Drain { bytes, seed: 4 }), Answer::Checked { whole: false });
         drop(server);
         loop {
             match client.obey(Ask::Poured) {
-                Told::Poured { bytes: so_far } => assert!(so_far < bytes, "nobody reads it"),
-                Told::Failed { errno: libc::ECONNRESET | libc::EPIPE, .. } => break,
+                Answer::Poured { bytes: so_far } => assert!(so_far < bytes, "nobody reads it"),
+                Answer::Failed { errno: libc::ECONNRESET | libc::EPIPE, .. } => break,
                 other => panic!("{other:?}"),
             }
         }
@@ -247,9 +247,9 @@ mod tests {
         let (mut client, mut server) = pair();
         server.obey(Ask::Send { bytes: 1, seed: 1, answered: false });
         let free = server.obey(Ask::Listen { at: (Ipv4Addr::LOCALHOST, 0).into() });
-        let Told::At { address: to } = free else { panic!("no listener") };
+        let Answer::At { address: to } = free else { panic!("no listener") };
         drop(server);
         let refused = client.obey(Ask::Connect { to });
-        assert!(matches!(refused, Told::Failed { errno: libc::ECONNREFUSED, .. }), "{refused:?}");
+        assert!(matches!(refused, Answer::Failed { errno: libc::ECONNREFUSED, .. }), "{refused:?}");
     }
 }

@@ -8,7 +8,7 @@ use std::time::Instant;
 use crate::data::{READ_ALL, Source, splitmix64};
 
 use super::pour::{self, Pouring};
-use super::{Ask, Told};
+use super::{Answer, Ask};
 
 /// See the module above.
 #[derive(Debug, Default)]
@@ -24,38 +24,38 @@ pub struct Peer {
 
 impl Peer {
     /// Executes a command, however long it takes.
-    pub fn obey(&mut self, ask: Ask) -> Told {
-        self.work(ask).unwrap_or_else(|error| Told::Failed {
+    pub fn obey(&mut self, ask: Ask) -> Answer {
+        self.work(ask).unwrap_or_else(|error| Answer::Failed {
             errno: error.raw_os_error().unwrap_or(0),
             error: error.to_string(),
         })
     }
 
-    fn work(&mut self, ask: Ask) -> io::Result<Told> {
+    fn work(&mut self, ask: Ask) -> io::Result<Answer> {
         match ask {
             Ask::Listen { at } => {
                 self.listener = None;
                 let address = self.listener.insert(TcpListener::bind(at)?).local_addr()?;
-                Ok(Told::At { address })
+                Ok(Answer::At { address })
             }
             Ask::Accept => {
                 self.stream = None;
                 let listener = self.listener.as_ref().ok_or(ErrorKind::NotConnected)?;
                 let (stream, address) = listener.accept()?;
                 self.keep(stream)?;
-                Ok(Told::At { address })
+                Ok(Answer::At { address })
             }
             Ask::Connect { to } => {
                 self.stream = None;
                 let stream = TcpStream::connect(to)?;
                 let address = stream.local_addr()?;
                 self.keep(stream)?;
-                Ok(Told::At { address })
+                Ok(Answer::At { address })
             }
             Ask::Prepare { bytes, seed } => {
                 self.source.reach(seed, bytes);
                 make_room(&mut self.got, bytes);
-                Ok(Told::Done { ns: 0 })
+                Ok(Answer::Done { ns: 0 })
             }
             Ask::Send { bytes, seed, answered } => self.send(bytes, seed, answered),
             Ask::Receive { bytes, answered } => self.receive(bytes, answered),
@@ -65,20 +65,20 @@ impl Peer {
             Ask::Accepts { count } => self.accepts(count),
             Ask::Pour { bytes, seed } => {
                 self.pouring = Some(Pouring::start(self.stream()?, bytes, seed)?);
-                Ok(Told::Done { ns: 0 })
+                Ok(Answer::Done { ns: 0 })
             }
             Ask::Poured => {
                 let pouring = self.pouring.as_mut().ok_or(ErrorKind::NotFound)?;
-                Ok(Told::Poured { bytes: pouring.written()? })
+                Ok(Answer::Poured { bytes: pouring.written()? })
             }
             Ask::Drain { bytes, seed } => {
                 let whole = pour::drain(self.stream()?, bytes, seed)?;
                 self.pouring.as_mut().map_or(Ok(()), Pouring::finish)?;
-                Ok(Told::Checked { whole })
+                Ok(Answer::Checked { whole })
             }
             Ask::Check { seed } => {
                 self.source.reach(seed, self.got.len());
-                Ok(Told::Checked { whole: self.source.piece(seed, self.got.len()) == self.got })
+                Ok(Answer::Checked { whole: self.source.piece(seed, self.got.len()) == self.got })
             }
             Ask::Ping { count } => self.ping(count),
             Ask::Pong { count } => self.pong(count),
@@ -86,11 +86,11 @@ impl Peer {
             Ask::ReadToEnd => {
                 self.got.clear();
                 let mut stream = connected(self.stream.as_ref())?;
-                Ok(Told::Ended { bytes: stream.read_to_end(&mut self.got)? })
+                Ok(Answer::Ended { bytes: stream.read_to_end(&mut self.got)? })
             }
             Ask::Close => {
                 self.stream = None;
-                Ok(Told::Done { ns: 0 })
+                Ok(Answer::Done { ns: 0 })
             }
         }
     }
@@ -105,7 +105,7 @@ impl Peer {
         Ok(())
     }
 
-    fn send(&mut self, bytes: usize, seed: u64, answered: bool) -> io::Result<Told> {
+    fn send(&mut self, bytes: usize, seed: u64, answered: bool) -> io::Result<Answer> {
         self.source.reach(seed, bytes);
         let mut stream = self.stream()?;
         timed(|| {
@@ -114,7 +114,7 @@ impl Peer {
         })
     }
 
-    fn receive(&mut self, bytes: usize, answered: bool) -> io::Result<Told> {
+    fn receive(&mut self, bytes: usize, answered: bool) -> io::Result<Answer> {
         make_room(&mut self.got, bytes);
         let mut stream = connected(self.stream.as_ref())?;
         timed(|| {
@@ -123,7 +123,7 @@ impl Peer {
         })
     }
 
-    fn exchange(&mut self, bytes: usize, seed: u64, second: bool) -> io::Result<Told> {
+    fn exchange(&mut self, bytes: usize, seed: u64, second: bool) -> io::Result<Answer> {
         self.source.reach(seed, bytes);
         make_room(&mut self.got, bytes);
         let mut stream = connected(self.stream.as_ref())?;
@@ -143,7 +143,7 @@ impl Peer {
         })
     }
 
-    fn exchange_unevenly(&mut self, bytes: usize, seed: u64) -> io::Result<Told> {
+    fn exchange_unevenly(&mut self, bytes: usize, seed: u64) -> io::Result<Answer> {
         self.source.reach(seed, bytes);
         make_room(&mut self.got, bytes);
         let stream = connected(self.stream.as_ref())?;
@@ -173,7 +173,7 @@ impl Peer {
         })
     }
 
-    fn accepts(&mut self, count: usize) -> io::Result<Told> {
+    fn accepts(&mut self, count: usize) -> io::Result<Answer> {
         let listener = self.listener.as_ref().ok_or(ErrorKind::NotConnected)?;
         timed(|| {
             for _ in 0..count {
@@ -186,7 +186,7 @@ impl Peer {
         })
     }
 
-    fn ping(&self, count: usize) -> io::Result<Told> {
+    fn ping(&self, count: usize) -> io::Result<Answer> {
         let mut stream = self.stream()?;
         let mut times = Vec::with_capacity(count);
         for _ in 0..count {
@@ -197,10 +197,10 @@ impl Peer {
         }
         times.sort_unstable();
         let median = times.get(count / 2).copied().unwrap_or_default();
-        Ok(Told::Done { ns: u64::try_from(median.as_nanos()).unwrap_or(u64::MAX) })
+        Ok(Answer::Done { ns: u64::try_from(median.as_nanos()).unwrap_or(u64::MAX) })
     }
 
-    fn pong(&self, count: usize) -> io::Result<Told> {
+    fn pong(&self, count: usize) -> io::Result<Answer> {
         let mut stream = self.stream()?;
         timed(|| {
             for _ in 0..count {
@@ -212,7 +212,7 @@ impl Peer {
     }
 }
 
-fn connects(to: SocketAddr, count: usize) -> io::Result<Told> {
+fn connects(to: SocketAddr, count: usize) -> io::Result<Answer> {
     timed(|| {
         for turn in 0..count {
             let sent = turn.to_le_bytes()[0];
@@ -240,10 +240,10 @@ fn connected(stream: Option<&TcpStream>) -> io::Result<&TcpStream> {
     stream.ok_or_else(|| ErrorKind::NotConnected.into())
 }
 
-fn timed(work: impl FnOnce() -> io::Result<()>) -> io::Result<Told> {
+fn timed(work: impl FnOnce() -> io::Result<()>) -> io::Result<Answer> {
     let begun = Instant::now();
     work()?;
-    Ok(Told::Done { ns: u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX) })
+    Ok(Answer::Done { ns: u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX) })
 }
 
 fn expect_answer(mut stream: &TcpStream) -> io::Result<()> {

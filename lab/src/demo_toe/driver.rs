@@ -19,7 +19,7 @@ use nightporter_core::wire::vsock::{
     HOST_CID, Header, LEN, Op, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, STREAM,
 };
 use nightporter_guest::data::{READ_ALL, Source};
-use nightporter_guest::peer::{Ask, Told};
+use nightporter_guest::peer::{Answer, Ask};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
 
@@ -162,18 +162,18 @@ impl Driver {
     }
 
     /// Executes a command, however long it takes.
-    pub(super) fn obey(&mut self, ask: Ask) -> Told {
+    pub(super) fn obey(&mut self, ask: Ask) -> Answer {
         let told = self.work(ask).with_context(|| format!("a driver was to {ask:?}"));
-        told.unwrap_or_else(|error| Told::Failed { errno: 0, error: format!("{error:#}") })
+        told.unwrap_or_else(|error| Answer::Failed { errno: 0, error: format!("{error:#}") })
     }
 
-    fn work(&mut self, ask: Ask) -> Result<Told> {
+    fn work(&mut self, ask: Ask) -> Result<Answer> {
         match ask {
             Ask::Listen { at } => {
                 let guest = self.take_port();
                 self.ask(control::Ask::Listen { guest, at, v4: false })?;
                 self.listens = Some(guest);
-                Ok(Told::At { address: at })
+                Ok(Answer::At { address: at })
             }
             Ask::Connect { to } => {
                 let guest = self.take_port();
@@ -184,11 +184,11 @@ impl Driver {
                 self.keep(ports, false);
                 self.say(ports, Op::Request, 0)?;
                 self.until("a connection", |it| it.socket.as_ref().is_some_and(|s| s.1.is_open))?;
-                Ok(Told::At { address: from })
+                Ok(Answer::At { address: from })
             }
             Ask::Accept => {
                 self.until("somebody who connects", |it| it.socket.is_some())?;
-                Ok(Told::At { address: (Ipv4Addr::UNSPECIFIED, 0).into() })
+                Ok(Answer::At { address: (Ipv4Addr::UNSPECIFIED, 0).into() })
             }
             Ask::Prepare { bytes, seed } => {
                 ensure!(bytes <= BYTES.1, "no more than {} bytes", BYTES.1);
@@ -197,7 +197,7 @@ impl Driver {
                 self.prepared = bytes;
                 let held = self.held.drain(..).rev().map(|(buffer, _)| buffer);
                 self.free.extend(held);
-                Ok(Told::Done { ns: 0 })
+                Ok(Answer::Done { ns: 0 })
             }
             Ask::Send { bytes, answered, .. } => self.timed(|it| {
                 it.send_all(bytes)?;
@@ -215,13 +215,13 @@ impl Driver {
                     it.send_short(&[READ_ALL])
                 })
             }),
-            Ask::Check { seed } => Ok(Told::Checked { whole: self.is_whole(seed) }),
+            Ask::Check { seed } => Ok(Answer::Checked { whole: self.is_whole(seed) }),
             Ask::Close => self.close(),
             other => bail!("no driver does {other:?}"),
         }
     }
 
-    fn exchange(&mut self, bytes: usize, second: bool) -> Result<Told> {
+    fn exchange(&mut self, bytes: usize, second: bool) -> Result<Answer> {
         if second {
             self.until("the first byte", |it| it.has(1))?;
         }
@@ -233,7 +233,7 @@ impl Driver {
         })
     }
 
-    fn ping(&mut self, count: usize) -> Result<Told> {
+    fn ping(&mut self, count: usize) -> Result<Answer> {
         let mut times = Vec::with_capacity(count);
         for _ in 0..count {
             let begun = Instant::now();
@@ -243,15 +243,15 @@ impl Driver {
         }
         times.sort_unstable();
         let median = times.get(count / 2).copied().unwrap_or_default();
-        Ok(Told::Done { ns: u64::try_from(median.as_nanos())? })
+        Ok(Answer::Done { ns: u64::try_from(median.as_nanos())? })
     }
 
-    fn close(&mut self) -> Result<Told> {
+    fn close(&mut self) -> Result<Answer> {
         let (ports, _) = self.socket.as_ref().context("no connection")?;
         self.say(*ports, Op::Shutdown, SHUTDOWN_SEND | SHUTDOWN_RECEIVE)?;
         self.until("its end", |it| it.socket.as_ref().is_none_or(|s| s.1.is_reset))?;
         self.socket = None;
-        Ok(Told::Done { ns: 0 })
+        Ok(Answer::Done { ns: 0 })
     }
 
     fn take_port(&mut self) -> u32 {
@@ -268,10 +268,10 @@ impl Driver {
         self.socket.as_ref().is_some_and(|(_, it)| it.got >= it.taken + bytes)
     }
 
-    fn timed(&mut self, work: impl FnOnce(&mut Self) -> Result<()>) -> Result<Told> {
+    fn timed(&mut self, work: impl FnOnce(&mut Self) -> Result<()>) -> Result<Answer> {
         let begun = Instant::now();
         work(self)?;
-        Ok(Told::Done { ns: u64::try_from(begun.elapsed().as_nanos())? })
+        Ok(Answer::Done { ns: u64::try_from(begun.elapsed().as_nanos())? })
     }
 
     /// Sends so many of the prepared bytes.

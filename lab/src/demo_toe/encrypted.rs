@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use nightporter_guest::bootline::Nic;
-use nightporter_guest::peer::{Ask, Told};
+use nightporter_guest::peer::{Answer, Ask};
 
 use super::PORT;
 use super::ends::{End, InThread};
@@ -47,7 +47,7 @@ impl Encrypted {
         };
         let [(first, client), (second, mut server)] = [start(0)?, start(1)?];
         match server.ask(Ask::Listen { at: at() })? {
-            Told::At { .. } => {}
+            Answer::At { .. } => {}
             other => bail!("listen() at {} gave {other:?}", at()),
         }
         Ok(Self { daemons: [first, second], drivers: [client, server] })

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use nightporter_guest::peer::{Ask, Peer, Told};
+use nightporter_guest::peer::{Answer, Ask, Peer};
 
 use super::driver::Driver;
 use crate::host::Remote;
@@ -20,13 +20,13 @@ pub(super) trait End {
     fn tell(&mut self, ask: Ask) -> Result<()>;
 
     /// Waits for the answer.
-    fn hear(&mut self) -> Result<Told>;
+    fn hear(&mut self) -> Result<Answer>;
 
     /// Its core time so far.
     fn cpu(&self) -> Result<Duration>;
 
     /// Asks, and waits.
-    fn ask(&mut self, ask: Ask) -> Result<Told> {
+    fn ask(&mut self, ask: Ask) -> Result<Answer> {
         self.tell(ask)?;
         self.hear()
     }
@@ -43,7 +43,7 @@ impl End for InGuest<'_> {
         self.guest.tell_peer(self.sockets, ask)
     }
 
-    fn hear(&mut self) -> Result<Told> {
+    fn hear(&mut self) -> Result<Answer> {
         self.guest.hear_peer()
     }
 
@@ -58,7 +58,7 @@ impl End for InGuest<'_> {
 #[derive(Debug)]
 pub(super) struct InThread {
     asks: Sender<Ask>,
-    told: Receiver<Told>,
+    told: Receiver<Answer>,
     thread: i32,
 }
 
@@ -77,7 +77,7 @@ impl InThread {
 
     fn start(
         begin: impl FnOnce() + Send + 'static,
-        mut obey: impl FnMut(Ask) -> Told + Send + 'static,
+        mut obey: impl FnMut(Ask) -> Answer + Send + 'static,
     ) -> Result<Self> {
         let (asks, asked) = channel();
         let (tells, told) = channel();
@@ -100,7 +100,7 @@ impl End for InThread {
         self.asks.send(ask).context("a thread of the lab has ended")
     }
 
-    fn hear(&mut self) -> Result<Told> {
+    fn hear(&mut self) -> Result<Answer> {
         self.told.recv().context("a thread of the lab has ended")
     }
 

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use anyhow::{Result, bail, ensure};
-use nightporter_guest::peer::{Ask, Told};
+use nightporter_guest::peer::{Answer, Ask};
 
 use super::encrypted::{self, Encrypted};
 use super::ends::{End, InGuest, InThread};
@@ -53,7 +53,7 @@ impl Ready {
     fn listen(&mut self) -> Result<()> {
         let on_host = SocketAddr::from((ADDRESSES[1], PORT));
         let listens = |end: &mut dyn End, at| match end.ask(Ask::Listen { at })? {
-            Told::At { .. } => Ok(()),
+            Answer::At { .. } => Ok(()),
             other => bail!("listen() at {at} gave {other:?}"),
         };
         listens(&mut self.on_hosts[1], on_host)?;

@@ -18,7 +18,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use nightporter_guest::control::{Command, Reply};
 use nightporter_guest::data::Header;
-use nightporter_guest::peer::{Ask, Peer, Told};
+use nightporter_guest::peer::{Answer, Ask, Peer};
 use serde_json::Value;
 
 use super::MB;
@@ -402,7 +402,7 @@ fn transfer_outwards(world: &mut World) -> Result<()> {
     let mut remote = Peer::default();
     let at = (remote_address(Net::Nightporter.subnet()), 0).into();
     let to = match world.remote().enter(|| remote.obey(Ask::Listen { at })) {
-        Told::At { address } => address,
+        Answer::At { address } => address,
         other => bail!("no listener: {other:?}"),
     };
     let mut times = [[Vec::new(), Vec::new()], [Vec::new(), Vec::new()]];
@@ -421,7 +421,7 @@ fn transfer_outwards(world: &mut World) -> Result<()> {
             let [up, _] = both(world, &mut remote, [asks[1], asks[0]])?;
             times[0][usize::from(offload)].push(down);
             times[1][usize::from(offload)].push(up);
-            let whole = Told::Checked { whole: true };
+            let whole = Answer::Checked { whole: true };
             ensure!(remote.obey(Ask::Check { seed }) == whole, "R read something else");
             ensure!(say(world, Ask::Check { seed })? == whole, "the container read something else");
         }
@@ -457,13 +457,13 @@ fn both(world: &mut World, remote: &mut Peer, [container, r]: [Ask; 2]) -> Resul
     tell(world, container)?;
     let of_remote = world.remote().enter(|| remote.obey(r));
     let told = [world.guests[0].hear_peer()?, of_remote];
-    if let Some(failed) = told.iter().find(|told| matches!(told, Told::Failed { .. })) {
+    if let Some(failed) = told.iter().find(|told| matches!(told, Answer::Failed { .. })) {
         bail!("{container:?} in the container, {r:?} of R: {failed:?}");
     }
-    Ok(told.map(|told| if let Told::Done { ns } = told { ns } else { 0 }))
+    Ok(told.map(|told| if let Answer::Done { ns } = told { ns } else { 0 }))
 }
 
-fn say(world: &mut World, ask: Ask) -> Result<Told> {
+fn say(world: &mut World, ask: Ask) -> Result<Answer> {
     tell(world, ask)?;
     world.guests[0].hear_peer()
 }

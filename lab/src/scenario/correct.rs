@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use nightporter_guest::peer::{Ask, Told};
+use nightporter_guest::peer::{Answer, Ask};
 use nix::sys::signal::Signal;
 
 use super::{LIMIT, MB};
@@ -90,32 +90,32 @@ impl Between<'_> {
         self.hosts.guests[guest].tell_peer(Toe, ask)
     }
 
-    fn hear(&mut self, guest: usize) -> Result<Told> {
+    fn hear(&mut self, guest: usize) -> Result<Answer> {
         self.hosts.guests[guest].hear_peer_within(PATIENCE)
     }
 
-    fn ask(&mut self, guest: usize, ask: Ask) -> Result<Told> {
+    fn ask(&mut self, guest: usize, ask: Ask) -> Result<Answer> {
         self.tell(guest, ask)?;
         self.hear(guest)
     }
 
     fn done(&mut self, guest: usize, ask: Ask) -> Result<()> {
         match self.ask(guest, ask)? {
-            Told::Done { .. } | Told::At { .. } => Ok(()),
+            Answer::Done { .. } | Answer::At { .. } => Ok(()),
             other => bail!("{ask:?} was answered with {other:?}"),
         }
     }
 
     /// Both execute a command at the same time; returns their answers.
-    fn together(&mut self, asks: [Ask; 2]) -> Result<[Told; 2]> {
+    fn together(&mut self, asks: [Ask; 2]) -> Result<[Answer; 2]> {
         let server = self.server;
         self.tell(server, asks[1])?;
         self.tell(CLIENT, asks[0])?;
         Ok([self.hear(CLIENT)?, self.hear(server)?])
     }
 
-    fn whole(told: [Told; 2]) -> Result<()> {
-        let whole = Told::Checked { whole: true };
+    fn whole(told: [Answer; 2]) -> Result<()> {
+        let whole = Answer::Checked { whole: true };
         ensure!(told == [whole.clone(), whole], "they were told {told:?}");
         Ok(())
     }
@@ -136,7 +136,7 @@ impl Between<'_> {
         let (server, bytes) = (self.server, 10 * MB);
         let before = self.given()?;
         let told = self.together([21, 22].map(|seed| Ask::ExchangeUnevenly { bytes, seed }))?;
-        ensure!(told.iter().all(|told| matches!(told, Told::Done { .. })), "{told:?}");
+        ensure!(told.iter().all(|told| matches!(told, Answer::Done { .. })), "{told:?}");
         let client = self.ask(CLIENT, Ask::Check { seed: 22 })?;
         Self::whole([client, self.ask(server, Ask::Check { seed: 21 })?])?;
         let after = self.given()?;
@@ -150,24 +150,24 @@ impl Between<'_> {
         let (server, bytes) = (self.server, 10 * MB);
         self.done(CLIENT, Ask::Send { bytes: 5, seed: 3, answered: false })?;
         self.done(CLIENT, Ask::Finish)?;
-        ensure!(self.ask(server, Ask::ReadToEnd)? == Told::Ended { bytes: 5 });
+        ensure!(self.ask(server, Ask::ReadToEnd)? == Answer::Ended { bytes: 5 });
         let (receive, send) = (
             Ask::Receive { bytes, answered: false },
             Ask::Send { bytes, seed: 4, answered: false },
         );
         let told = self.together([receive, send])?;
-        ensure!(told.iter().all(|told| matches!(told, Told::Done { .. })), "{told:?}");
+        ensure!(told.iter().all(|told| matches!(told, Answer::Done { .. })), "{told:?}");
         let client = self.ask(CLIENT, Ask::Check { seed: 4 })?;
         Self::whole([client, self.ask(server, Ask::Check { seed: 3 })?])?;
         self.done(server, Ask::Close)?;
         let end = self.ask(CLIENT, Ask::ReadToEnd)?;
-        ensure!(end == Told::Ended { bytes: 0 }, "it ended with {end:?}");
+        ensure!(end == Answer::Ended { bytes: 0 }, "it ended with {end:?}");
         self.done(CLIENT, Ask::Close)
     }
 
     fn poured(&mut self, guest: usize) -> Result<usize> {
         match self.ask(guest, Ask::Poured)? {
-            Told::Poured { bytes } => Ok(bytes),
+            Answer::Poured { bytes } => Ok(bytes),
             other => bail!("who pours said {other:?}"),
         }
     }
@@ -218,10 +218,10 @@ impl Between<'_> {
         self.done(server, Ask::Listen { at })?;
         let before = self.given()?;
         let told = self.together([Ask::Connects { to: at, count }, Ask::Accepts { count }])?;
-        ensure!(told.iter().all(|told| matches!(told, Told::Done { .. })), "{told:?}");
+        ensure!(told.iter().all(|told| matches!(told, Answer::Done { .. })), "{told:?}");
         let after = self.given()?;
         ensure!(after[1] - before[1] >= count as u64, "{before:?}, {after:?} went by TOE");
-        let Told::Done { ns } = told[0] else { bail!("told {told:?}") };
+        let Answer::Done { ns } = told[0] else { bail!("told {told:?}") };
         println!("  {:.0} us for each", ns as f64 / 1e3 / count as f64);
         Ok(())
     }
@@ -258,7 +258,7 @@ impl Between<'_> {
         let stood = self.given()?[1];
         self.hosts.guests[server].signal(Signal::SIGCONT)?;
         let told = self.hear(server)?;
-        ensure!(told == Told::Checked { whole: true }, "it was told {told:?}");
+        ensure!(told == Answer::Checked { whole: true }, "it was told {told:?}");
         ensure!(self.given()?[1] > stood, "all was there before it stopped");
         Ok(())
     }
@@ -287,7 +287,7 @@ impl Between<'_> {
         death(self.hosts, server)?;
         for &guest in survivors {
             let told = self.hear(guest)?;
-            let reset = matches!(told, Told::Failed { errno: libc::ECONNRESET, .. });
+            let reset = matches!(told, Answer::Failed { errno: libc::ECONNRESET, .. });
             ensure!(reset, "guest {guest} was told {told:?}");
         }
         Ok(())

@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 use nightporter_guest::control::{Command, Reply};
 use nightporter_guest::data::Source;
-use nightporter_guest::peer::{Ask, Told};
+use nightporter_guest::peer::{Answer, Ask};
 use serde_json::Value;
 
 use super::{LIMIT, MB};
@@ -49,21 +49,21 @@ fn at(port: u16) -> SocketAddr {
 
 fn address_of(guest: &mut Guest, sockets: Sockets, ask: Ask) -> Result<SocketAddr> {
     match guest.ask_peer(sockets, ask)? {
-        Told::At { address } => Ok(address),
+        Answer::At { address } => Ok(address),
         other => bail!("{ask:?} was answered with {other:?}"),
     }
 }
 
-fn done(told: Told) -> Result<()> {
+fn done(told: Answer) -> Result<()> {
     match told {
-        Told::Done { .. } => Ok(()),
+        Answer::Done { .. } => Ok(()),
         other => bail!("it ended with {other:?}"),
     }
 }
 
 fn checked(guest: &mut Guest, sockets: Sockets, seed: u64) -> Result<()> {
     match guest.ask_peer(sockets, Ask::Check { seed })? {
-        Told::Checked { whole: true } => Ok(()),
+        Answer::Checked { whole: true } => Ok(()),
         other => bail!("what was read is not what was sent: {other:?}"),
     }
 }
@@ -120,7 +120,7 @@ fn half_closed(world: &mut World) -> Result<()> {
     let [client, server] = &mut world.guests[..] else { bail!("two guests") };
     done(client.ask_peer(Toe, Ask::Send { bytes: 5, seed: 3, answered: false })?)?;
     done(client.ask_peer(Toe, Ask::Finish)?)?;
-    ensure!(server.ask_peer(Toe, Ask::ReadToEnd)? == Told::Ended { bytes: 5 });
+    ensure!(server.ask_peer(Toe, Ask::ReadToEnd)? == Answer::Ended { bytes: 5 });
     checked(server, Toe, 3)?;
     let asks = [
         Ask::Receive { bytes: LARGE, answered: false },
@@ -130,7 +130,7 @@ fn half_closed(world: &mut World) -> Result<()> {
     checked(&mut world.guests[CLIENT], Toe, 4)?;
     done(world.guests[SERVER].ask_peer(Toe, Ask::Close)?)?;
     let end = world.guests[CLIENT].ask_peer(Toe, Ask::ReadToEnd)?;
-    ensure!(end == Told::Ended { bytes: 0 }, "it ended with {end:?}");
+    ensure!(end == Answer::Ended { bytes: 0 }, "it ended with {end:?}");
     Ok(())
 }
 
@@ -177,7 +177,7 @@ fn many(world: &mut World) -> Result<()> {
 fn falls_back(world: &mut World) -> Result<()> {
     let before = given(world)?;
     match world.guests[CLIENT].ask_peer(Toe, Ask::Connect { to: at(7998) })? {
-        Told::Failed { errno: libc::ECONNREFUSED, .. } => {}
+        Answer::Failed { errno: libc::ECONNREFUSED, .. } => {}
         other => bail!("where nobody listens connect() gave {other:?}"),
     }
     connected(world, [Toe, Native], 7999)?;
@@ -269,7 +269,7 @@ fn guest_killed(world: &mut World) -> Result<()> {
     world.guests[CLIENT].tell_peer(Toe, Ask::ReadToEnd)?;
     world.guests.remove(SERVER).kill();
     match world.guests[CLIENT].hear_peer()? {
-        Told::Failed { errno: libc::ECONNRESET, .. } => Ok(()),
+        Answer::Failed { errno: libc::ECONNRESET, .. } => Ok(()),
         other => bail!("who was reading got {other:?}"),
     }
 }

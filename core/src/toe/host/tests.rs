@@ -34,11 +34,11 @@ fn at(text: &str) -> SocketAddr {
 struct Doorkeeper;
 
 impl Policy for Doorkeeper {
-    fn connect(&self, _: VmId, _: Program, request: &Request) -> Way {
+    fn connect(&self, _: VmId, _: Program, request: &Request) -> Route {
         match request.to.port() {
-            9 => Way::Native,
-            10 => Way::Failed(Errno::Access),
-            _ => Way::To(HERE),
+            9 => Route::Native,
+            10 => Route::Failed(Errno::Access),
+            _ => Route::To(HERE),
         }
     }
 }

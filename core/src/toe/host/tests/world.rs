@@ -272,9 +272,9 @@ fn goal(key: u64) -> u64 {
 struct Map;
 
 impl Policy for Map {
-    fn connect(&self, _: VmId, _: Program, request: &Request) -> Way {
-        let IpAddr::V4(ip) = request.to.ip() else { return Way::Native };
-        Way::To(host_of(VmId(u32::from(ip.octets()[3]) - 1)))
+    fn connect(&self, _: VmId, _: Program, request: &Request) -> Route {
+        let IpAddr::V4(ip) = request.to.ip() else { return Route::Native };
+        Route::To(host_of(VmId(u32::from(ip.octets()[3]) - 1)))
     }
 }
 
