@@ -93,8 +93,8 @@ pub enum Ask {
         /// Seed of the data to write.
         seed: u64,
     },
-    /// How many of them the kernel has taken. Answer: [`Answer::Poured`], or [`Answer::Failed`] once if
-    /// it takes no more.
+    /// How many of them the kernel has taken. Answer: [`Answer::Poured`], or [`Answer::Failed`]
+    /// once if it takes no more.
     Poured,
     /// Read so many bytes that the other side pours; then wait until all of the own are written.
     /// Answer: [`Answer::Checked`].
@@ -121,7 +121,8 @@ pub enum Ask {
     },
     /// Write no more: shutdown(SHUT_WR). Answer: [`Answer::Done`].
     Finish,
-    /// Read until there is no more. Answer: [`Answer::Ended`], or [`Answer::Failed`] with the errno.
+    /// Read until there is no more. Answer: [`Answer::Ended`], or [`Answer::Failed`] with its
+    /// errno.
     ReadToEnd,
     /// End the connection. Answer: [`Answer::Done`].
     Close,

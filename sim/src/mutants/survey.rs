@@ -16,11 +16,11 @@ use super::judge::{Caught, by_seeds, by_tests};
 
 /// Seeds that the untouched core passes first.
 const UNTOUCHED_SEEDS: u64 = 20;
-/// Processor seconds after which a program of tests is taken for one without an end.
-const TESTS_LIMIT_S: u64 = 12;
-/// The same of the crate as it is, which has an end: on a machine that does much else besides a
-/// program of tests takes twice its time.
-const UNTOUCHED_LIMIT_S: u64 = 10 * TESTS_LIMIT_S;
+/// Processor seconds that a program of tests has, as a multiple of those that all of them took
+/// with the crate as it is: on a machine that does much else besides, one takes twice its time.
+const TESTS_LIMIT: u64 = 3;
+/// The same of the crate as it is, in seconds.
+const UNTOUCHED_LIMIT_S: u64 = 300;
 /// Mutations for each job between two looks at the clock.
 const BATCH: usize = 2;
 
@@ -70,6 +70,8 @@ pub struct State {
     pub seed: u64,
     /// See [`Order::seeds`].
     pub seeds: u64,
+    /// Processor seconds after which a program of tests is taken for one without an end.
+    pub tests_limit_s: u64,
     /// By the mutation's name.
     pub fates: BTreeMap<String, Fate>,
 }
@@ -122,7 +124,7 @@ pub fn run(
     );
     tell(&format!("built after {} s", began.elapsed().as_secs()));
     if fresh {
-        check_untouched(&built, order)?;
+        state.tests_limit_s = TESTS_LIMIT * check_untouched(&built, order)?;
         tell(&format!("what is not broken passed after {} s", began.elapsed().as_secs()));
     }
     (state.version, state.seed, state.seeds) = (built.version.clone(), order.seed, order.seeds);
@@ -150,15 +152,29 @@ fn edits(
     Ok(edits)
 }
 
-/// Whether tests and seeds pass as they should while no mutation is on.
-fn check_untouched(built: &Built, order: &Order) -> anyhow::Result<()> {
+/// The processor seconds that the tests take while no mutation is on; at least one.
+///
+/// # Errors
+/// If they, or the first seeds, do not pass as they should.
+fn check_untouched(built: &Built, order: &Order) -> anyhow::Result<u64> {
+    let before_s = ended_children_s()?;
     if let Some(caught) = by_tests(built, 0, UNTOUCHED_LIMIT_S)? {
         bail!("the crate as it is does not pass its tests: {}", caught.by);
     }
+    let took_s = (ended_children_s()? - before_s).max(1);
     if let Some(caught) = by_seeds(built, 0, 0..order.seeds.min(UNTOUCHED_SEEDS), order.jobs)? {
         bail!("the core as it is does not pass: {}", caught.by);
     }
-    Ok(())
+    Ok(took_s)
+}
+
+/// Processor seconds of all child processes that have ended: `cutime` and `cstime` of proc(5), in
+/// hundredths.
+fn ended_children_s() -> anyhow::Result<u64> {
+    let stat = std::fs::read_to_string("/proc/self/stat").context("read /proc/self/stat")?;
+    let behind_name = stat.rsplit_once(')').context("no name")?.1;
+    let ticks = behind_name.split_whitespace().skip(13).take(2).map(str::parse::<u64>);
+    Ok(ticks.sum::<Result<u64, _>>()? / 100)
 }
 
 /// The tests, then seeds for mutations that passed, until all are judged or `save` says that time
@@ -189,7 +205,8 @@ fn judge_all(
         if save(state)? {
             return Ok(());
         }
-        for (n, caught) in in_parallel(batch, order.jobs, |n| by_tests(built, n, TESTS_LIMIT_S))? {
+        let limit_s = state.tests_limit_s;
+        for (n, caught) in in_parallel(batch, order.jobs, |n| by_tests(built, n, limit_s))? {
             let fate = caught.map_or_else(|| survived.clone(), Fate::ByTest);
             state.fates.insert(drawn[n - 1].name.clone(), fate);
         }
