@@ -133,6 +133,14 @@ impl SynInfo {
         merged
     }
 
+    /// Whether this SYN-ACK has an option that only an answer to the same one has, and `syn` has
+    /// not.
+    fn answers_more_than(&self, syn: Self) -> bool {
+        let unasked = self.bits & !syn.bits & (Self::HAS_TIMESTAMPS | Self::HAS_SACK);
+        let scales = self.window_scale != Self::NO_SCALE;
+        unasked != 0 || (scales && syn.window_scale == Self::NO_SCALE)
+    }
+
     /// A SYN-ACK that acknowledges `ack` answers this SYN, with all of its data or some.
     pub(crate) fn is_acknowledged_by(&self, ack: Seq) -> bool {
         let first = unwrapped_isn(self.isn) + 1;
@@ -216,8 +224,7 @@ impl Offers {
         mtu: u16,
     ) -> Result<Negotiated, Why> {
         let (client, server) = if guest_is_client { (self.g, self.r) } else { (self.r, self.g) };
-        let clock = SynInfo::HAS_TIMESTAMPS;
-        if !guest_is_client && server.has(clock) && !client.has(clock) {
+        if !guest_is_client && server.answers_more_than(client) {
             // G answers another copy of R's SYN, which has left the cache (COM-24, LIFE-01).
             return Err(Why::Ambiguous);
         }

@@ -481,7 +481,10 @@ impl<'m> Peer<'m> {
 
     /// Sends its SYN-ACK, by the setup.
     pub fn sends_syn_ack(&self) {
-        let setup = self.world.0.borrow().outside.conns[self.conn].setup.clone();
+        let mut setup = self.world.0.borrow().outside.conns[self.conn].setup.clone();
+        let (own, asked) = (self.side as usize, 1 - self.side as usize);
+        setup.scale[own] = setup.scale[own].filter(|_| setup.scale[asked].is_some());
+        setup.sack[own] &= setup.sack[asked];
         let flags = if setup.ecn { "SE. ack 1" } else { "S. ack 1" };
         self.sends_syn_spec(flags, &setup);
     }

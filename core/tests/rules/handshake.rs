@@ -190,16 +190,22 @@ fn com_24_copies_of_a_syn_count_while_the_offload_is_off() {
 #[test]
 fn com_24_an_answer_to_a_copy_that_h_does_not_know_is_not_for_h() {
     let setup = Setup::new().small();
-    let w = setup.opens();
-    let (r, g) = w.pair(&setup);
-    r.sends_syn_spec("S", &Setup { ts: [false; 2], ..setup.clone() });
-    g.gets_syn();
-    g.sends_syn_ack();
-    r.gets_syn();
-    r.sends("1 ack 1");
-    g.gets("1 ack 1");
-    g.end(|end| end.acked = 1);
-    assert!(!offloaded(&w, &r, &g));
+    for known in [
+        Setup { ts: [false; 2], ..setup.clone() },
+        Setup { sack: [false; 2], ..setup.clone() },
+        Setup { scale: [None; 2], ..setup.clone() },
+    ] {
+        let w = setup.opens();
+        let (r, g) = w.pair(&setup);
+        r.sends_syn_spec("S", &known);
+        g.gets_syn();
+        g.sends_syn_ack();
+        r.gets_syn();
+        r.sends("1 ack 1");
+        g.gets("1 ack 1");
+        g.end(|end| end.acked = 1);
+        assert!(!offloaded(&w, &r, &g), "{known:?}");
+    }
 }
 
 #[test]

@@ -81,21 +81,12 @@ enum Task {
 impl State {
     /// `None`: the port is a VM's.
     fn of(port: &Port) -> Option<(Wanted, Self)> {
-        match port {
-            Port::Uplink(tap) => {
-                Some((Wanted::Uplink(tap.config().clone()), Self::Uplink(tap.index())))
-            }
-            Port::Overlay(overlay) => {
-                let wanted = Wanted::Overlay(overlay.config().clone());
-                Some((wanted, Self::Overlay(overlay.sockets(), overlay.has_small_buffers)))
-            }
-            Port::Attached(attached) => {
-                let wanted = Wanted::Attached(Box::new(attached.vm().clone()));
-                Some((wanted, Self::Uplink(attached.index())))
-            }
-            Port::Lost(lost) => Some((lost.wanted.clone(), Self::Lost(lost.why.clone()))),
-            Port::Guest(_) | Port::Vacant => None,
-        }
+        let state = match port {
+            Port::Overlay(overlay) => Self::Overlay(overlay.sockets(), overlay.has_small_buffers),
+            Port::Lost(lost) => Self::Lost(lost.why.clone()),
+            _ => Self::Uplink(port.index()?),
+        };
+        Some((port.wanted()?, state))
     }
 }
 
@@ -104,11 +95,7 @@ impl Interface {
     /// that `is_there`; its name.
     fn lose_unless(&mut self, is_there: impl Fn(&str, u32) -> bool) -> Option<String> {
         let State::Uplink(index) = &self.state else { return None };
-        let ifname = match &self.wanted {
-            Wanted::Uplink(config) => &config.ifname,
-            Wanted::Attached(vm) => vm.tap.as_ref()?,
-            Wanted::Overlay(_) => return None,
-        };
+        let ifname = self.wanted.ifname()?;
         let gone = (!is_there(ifname, *index)).then(|| State::Lost(format!("{ifname} is gone")));
         self.state = gone?;
         Some(self.wanted.name().to_owned())

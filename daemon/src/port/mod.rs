@@ -94,6 +94,15 @@ impl Wanted {
         }
     }
 
+    /// The name of its interface, if it is one.
+    pub(crate) fn ifname(&self) -> Option<&str> {
+        match self {
+            Self::Uplink(config) => Some(&config.ifname),
+            Self::Overlay(_) => None,
+            Self::Attached(vm) => vm.tap.as_deref(),
+        }
+    }
+
     fn kind(&self) -> &'static str {
         match self {
             Self::Uplink(config) => config.kind.label(),
@@ -139,6 +148,64 @@ impl Port {
             Self::Guest(_) | Self::Attached(_) => "vm",
             Self::Lost(lost) => lost.wanted.kind(),
             Self::Vacant => "none",
+        }
+    }
+
+    /// The part of the configuration that it was opened by; `None` of a VM's socket, which is
+    /// there from the beginning.
+    pub(crate) fn wanted(&self) -> Option<Wanted> {
+        match self {
+            Self::Uplink(tap) => Some(Wanted::Uplink(tap.config().clone())),
+            Self::Overlay(overlay) => Some(Wanted::Overlay(overlay.config().clone())),
+            Self::Attached(attached) => Some(Wanted::Attached(Box::new(attached.vm().clone()))),
+            Self::Lost(lost) => Some(lost.wanted.clone()),
+            Self::Guest(_) | Self::Vacant => None,
+        }
+    }
+
+    /// The number of the interface behind it, if there is one. Such a port takes its time to close.
+    pub(crate) fn index(&self) -> Option<u32> {
+        match self {
+            Self::Uplink(tap) => Some(tap.index()),
+            Self::Attached(attached) => Some(attached.index()),
+            Self::Overlay(_) | Self::Guest(_) | Self::Lost(_) | Self::Vacant => None,
+        }
+    }
+
+    /// See [`Ports::room`](nightporter_core::turn::Ports::room).
+    pub(crate) fn room(&mut self, want: usize) -> usize {
+        match self {
+            Self::Guest(guest) => guest.room(want),
+            Self::Attached(attached) => attached.room(want),
+            _ => 0,
+        }
+    }
+
+    /// See [`Ports::progress`](nightporter_core::turn::Ports::progress).
+    pub(crate) fn progress(&mut self) -> Option<bool> {
+        match self {
+            Self::Guest(guest) => guest.progress(),
+            Self::Attached(attached) => attached.progress(),
+            _ => None,
+        }
+    }
+
+    /// See [`Ports::wait_for_room`](nightporter_core::turn::Ports::wait_for_room).
+    pub(crate) fn wait_for_room(&mut self, waits: bool) {
+        match self {
+            Self::Guest(guest) if waits => guest.wait_for_room(),
+            Self::Guest(guest) => guest.ignore_room(),
+            Self::Attached(attached) => attached.wait_for_room(waits),
+            _ => {}
+        }
+    }
+
+    /// Whether it has to be looked at by the clock, because nothing tells what happens there.
+    pub(crate) fn is_polled(&self) -> bool {
+        match self {
+            Self::Guest(guest) => guest.port.is_polled(),
+            Self::Attached(attached) => attached.is_polled(),
+            _ => false,
         }
     }
 

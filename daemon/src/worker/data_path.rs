@@ -157,7 +157,7 @@ impl DataPath {
         }
         self.look_for_overlays();
         self.set_own_ips(id, 0, &[]);
-        if matches!(port, Port::Uplink(_) | Port::Attached(_)) {
+        if port.index().is_some() {
             closer::later(None, port); // an interface that goes with it takes its time
         }
         self.forget_sources(|token| matches!(token, Token::Guest(port, _) if *port == id.0));

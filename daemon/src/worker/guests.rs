@@ -8,7 +8,6 @@ use nix::sys::epoll::Epoll;
 
 use super::data_path::DataPath;
 use crate::faults;
-use crate::port::Port;
 use crate::port::front_end::{FRONT_ENDS_PER_TURN, hear, watch};
 use crate::port::vhost_user::bans;
 use crate::sleeps;
@@ -163,11 +162,7 @@ impl DataPath {
             let Token::Guest(port, _) = *token else { return false };
             let port = PortId(port);
             turn.wake(port);
-            match &mut ports.of_mut(port).port {
-                Port::Guest(guest) => guest.port.is_polled(),
-                Port::Attached(attached) => attached.is_polled(),
-                _ => false,
-            }
+            ports.of_mut(port).port.is_polled()
         });
     }
 

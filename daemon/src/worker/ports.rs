@@ -9,7 +9,7 @@ use super::watch::{Direction, Watchers};
 use crate::closer;
 use crate::port::attached::NET;
 use crate::port::guest::GuestPort;
-use crate::port::{Lost, Port, Wanted};
+use crate::port::{Lost, Port};
 
 /// A port and its name.
 #[derive(Debug)]
@@ -89,23 +89,19 @@ impl WorkerPorts {
     /// The interface behind `port` is gone.
     pub(super) fn lose(&mut self, port: PortId) {
         let at = &mut self.list[usize::from(port.0)];
-        if let Port::Attached(attached) = &at.port {
+        let (Some(wanted), Some(index)) = (at.port.wanted(), at.port.index()) else { return };
+        if at.port.is_guest() {
             tracing::warn!(vm = %at.name, "the VM's tap is gone");
-            let wanted = Wanted::Attached(Box::new(attached.vm().clone()));
-            let why = format!("{} is gone", attached.vm().tap.as_deref().unwrap_or_default());
-            self.lost.push((at.name.clone(), attached.index()));
-            let lost = Port::Lost(Box::new(Lost { wanted, why }));
-            closer::later(None, std::mem::replace(&mut at.port, lost)); // taps take their time
-        } else if let Port::Uplink(tap) = &at.port {
+        } else {
             tracing::error!(port = %at.name, "the interface is gone; its traffic is dropped");
-            let wanted = Wanted::Uplink(tap.config().clone());
-            let why = format!("{} is gone", tap.config().ifname);
-            self.lost.push((at.name.clone(), tap.index()));
-            let vm = at.name.strip_suffix(NET).map(str::to_owned);
-            at.port = Port::Lost(Box::new(Lost { wanted, why }));
-            // The VM's end of a wire has no other way: the tap is plain, and is attached anew.
-            vm.and_then(|vm| self.find(&vm)).into_iter().for_each(|vm| self.lose(vm));
         }
+        let why = format!("{} is gone", wanted.ifname().unwrap_or_default());
+        self.lost.push((at.name.clone(), index));
+        let lost = Port::Lost(Box::new(Lost { wanted, why }));
+        closer::later(None, std::mem::replace(&mut at.port, lost)); // interfaces take their time
+        // The VM's end of a wire has no other way: the tap is plain, and is attached anew.
+        let vm = at.name.strip_suffix(NET).map(str::to_owned);
+        vm.and_then(|vm| self.find(&vm)).into_iter().for_each(|vm| self.lose(vm));
     }
 }
 
@@ -137,11 +133,7 @@ impl Ports for WorkerPorts {
     }
 
     fn room(&mut self, port: PortId, want: usize) -> usize {
-        match &mut self.of_mut(port).port {
-            Port::Guest(guest) => guest.room(want),
-            Port::Attached(attached) => attached.room(want),
-            _ => 0,
-        }
+        self.of_mut(port).port.room(want)
     }
 
     fn has_spent(&mut self, port: PortId) -> bool {
@@ -149,11 +141,7 @@ impl Ports for WorkerPorts {
     }
 
     fn progress(&mut self, port: PortId) -> Option<bool> {
-        match &mut self.of_mut(port).port {
-            Port::Guest(guest) => guest.progress(),
-            Port::Attached(attached) => attached.progress(),
-            _ => None,
-        }
+        self.of_mut(port).port.progress()
     }
 
     fn wait_for_frames(&mut self, port: PortId) -> bool {
@@ -162,12 +150,7 @@ impl Ports for WorkerPorts {
     }
 
     fn wait_for_room(&mut self, port: PortId, waits: bool) {
-        match &mut self.of_mut(port).port {
-            Port::Guest(guest) if waits => guest.wait_for_room(),
-            Port::Guest(guest) => guest.ignore_room(),
-            Port::Attached(attached) => attached.wait_for_room(waits),
-            _ => {}
-        }
+        self.of_mut(port).port.wait_for_room(waits);
     }
 
     fn flush(&mut self, port: PortId) {

@@ -168,7 +168,7 @@ fn set_overlay(port: &mut Port, overlay: OverlayConfig) {
     match port {
         Port::Overlay(at) => at.set(&overlay),
         Port::Lost(lost) => lost.wanted = Wanted::Overlay(overlay),
-        Port::Uplink(_) | Port::Guest(_) | Port::Attached(_) | Port::Vacant => {}
+        _ => {}
     }
 }
 
