@@ -84,8 +84,8 @@ drop_reasons! {
     NoStore = "no_store",
     /// Out-of-order data exceeds the flow's limits; the segment is not acknowledged (SNOOP-10).
     OutOfOrderLimit = "out_of_order_limit",
-    /// The segment has urgent data or an unknown option, and earlier bytes must be delivered first;
-    /// the sender will repeat it.
+    /// The segment has urgent data or an unknown option, and earlier bytes must be delivered first,
+    /// or frames have passed the daemon by; the sender will repeat it.
     Draining = "draining",
     /// The datagram is not VXLAN: it is too short for the header, or names no network.
     NotVxlan = "not_vxlan",

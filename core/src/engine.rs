@@ -47,7 +47,6 @@ use self::rates::Rates;
 pub use self::restart::Restarted;
 pub use self::staged::Staged;
 use self::walks::{Deed, Walks};
-pub use self::wire::Passed;
 use self::wire::Wire;
 use crate::bucket::Bucket;
 use crate::drops::DropReason;

@@ -12,6 +12,7 @@ use crate::engine::{Direction, Engine};
 use crate::flow::table::{Class, FlowId};
 use crate::limits::T_AWAITED;
 use crate::port::PortId;
+use crate::tcp::Passed;
 use crate::tcp::flow::Why;
 use crate::tcp::vm::Presence;
 use crate::time::Instant;
@@ -31,7 +32,9 @@ pub(super) enum Deed {
     /// The guest speaks for the first time since its driver began anew (LIFE-04b).
     Spoke,
     /// Frames have passed the daemon by (LIFE-17).
-    PassedPlain,
+    PassedPlain(Passed),
+    /// Its wire is taken away.
+    Detached,
     /// Its guest is gone: the remote is told (LIFE-05).
     End,
     /// And the flow goes, too.
@@ -228,7 +231,8 @@ impl Engine<'_> {
             Deed::Late => flow.acknowledge_late(),
             Deed::Early => flow.acknowledge_early(cx),
             Deed::Spoke => flow.on_guest_spoke(cx),
-            Deed::PassedPlain => flow.on_passed_plain(cx),
+            Deed::PassedPlain(passed) => flow.on_passed_plain(cx, passed),
+            Deed::Detached => flow.on_detached(cx),
             Deed::Remove if !flow.is_live() => {}
             Deed::End | Deed::Remove => flow.on_guest_gone(cx),
         });

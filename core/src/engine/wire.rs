@@ -12,7 +12,7 @@ use crate::flow::key::FlowKey;
 use crate::flow::table::Class;
 use crate::port::{PortConfig, PortId};
 use crate::switch::Mac;
-use crate::tcp::Frame;
+use crate::tcp::{Frame, Passed};
 use crate::time::Instant;
 use crate::wire::packet::{IpAddr16, Packet};
 use crate::wire::segment::validate_hdr;
@@ -27,19 +27,10 @@ pub(super) struct Wire {
     pub(super) mac: Option<Mac>,
 }
 
-/// The part of a connection that may have passed the daemon by.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Passed {
-    /// None of its segments.
-    Nothing,
-    /// Any of them.
-    Segments,
-}
-
 impl Engine<'_> {
     /// Frames have passed plain between the ends of the wire of this VM (LIFE-17). Nothing is known
-    /// of them but of which connections they may have been: those of these that owe are reset on
-    /// both sides, the others leave the path.
+    /// of them but of which connections they may have been. Those of these that owe ask G what it
+    /// has, or are reset on both sides; the others leave the path.
     pub fn handle_passed_plain(
         &mut self,
         now: Instant,
@@ -49,8 +40,9 @@ impl Engine<'_> {
         self.syn_cache.remove_port(port.0); // what was answered meanwhile is not known
         for class in [Class::Unproven, Class::Live] {
             self.for_each(port, class, |engine, id| {
-                if engine.flows.key(id).is_some_and(|key| passed(key) != Passed::Nothing) {
-                    engine.does(now, Deed::PassedPlain, id);
+                match engine.flows.key(id).map_or(Passed::Nothing, &passed) {
+                    Passed::Nothing => {}
+                    passed => engine.does(now, Deed::PassedPlain(passed), id),
                 }
             });
         }
@@ -59,7 +51,10 @@ impl Engine<'_> {
     /// The wire of this VM is about to be taken away: flows that still owe are reset on both sides,
     /// the others leave the path.
     pub fn handle_detached(&mut self, now: Instant, port: PortId) {
-        self.handle_passed_plain(now, port, |_| Passed::Segments);
+        self.syn_cache.remove_port(port.0);
+        for class in [Class::Unproven, Class::Live] {
+            self.for_each(port, class, |engine, id| engine.does(now, Deed::Detached, id));
+        }
     }
 
     #[inline]

@@ -54,6 +54,11 @@ impl Flow {
         if !tcp.options.understood() || f.ip.options {
             self.drain(Why::Options);
         }
+        if self.receiver.is_asking()
+            && let Some(fate) = self.on_guest_asked(cx, f)
+        {
+            return fate;
+        }
         let fin_acked_before = self.fin_acked_by_guest();
         let told = (self.receiver.acks.sent(), self.receiver.edge());
         self.sender.on_established();
@@ -65,6 +70,9 @@ impl Flow {
             let range = Range { seq, end: seq + u64::from(tcp.payload_len), fin };
             self.take_over(cx, f, range).unwrap_or_else(|| self.pass_on(f, range))
         } else {
+            if self.losses.past() > 0 {
+                self.believe(tcp.seq);
+            }
             self.on_pure_ack_from_guest(cx, seq);
             Fate::Absorbed
         };
@@ -102,7 +110,7 @@ impl Flow {
 
     /// A segment of G with data or a FIN that leaves as it comes.
     #[inline(always)]
-    fn pass_on(&mut self, f: &mut Frame<'_>, range: Range) -> Fate {
+    pub(super) fn pass_on(&mut self, f: &mut Frame<'_>, range: Range) -> Fate {
         let end = range.end + u64::from(range.fin);
         if self.has_no_room_for(range.seq, end) {
             self.on_no_room(end);
@@ -201,6 +209,7 @@ impl Flow {
     pub(super) fn ack_limit_from_guest(&self, cx: &FlowContext<'_, '_>) -> u64 {
         let fragments = cx.vm.fragment_at.is_some_and(|at| cx.now.since(at) <= limits::T_FRAGMENT);
         let passed = if fragments { self.receiver.edge() } else { self.receiver.passed() };
+        let passed = passed.max(self.losses.past());
         self.sender.sent().max(passed).min(self.receiver.fin().saturating_add(1))
     }
 

@@ -42,6 +42,9 @@ impl Flow {
         if !f.checksum_ok() {
             return Fate::Drop(DropReason::BadChecksum);
         }
+        if self.receiver.is_asking() {
+            return Fate::Drop(self.on_net_while_asking(cx, f));
+        }
         if let Err(reason) = self.paws(cx, f) {
             return Fate::Drop(reason);
         }
@@ -68,6 +71,9 @@ impl Flow {
         }
         if let Some(fate) = self.out_of_window(cx, f, range) {
             return fate;
+        }
+        if self.losses.past() > 0 {
+            self.believe(tcp.ack);
         }
         if !self.outbound.ack_in_range(tcp.ack)
             && let Some(fate) = self.on_unseen(cx, f, is_bare(f, range))

@@ -270,7 +270,10 @@ impl Flow {
     /// flow drains, its VM wants late acknowledgements (LIFE-13), or a container is owed much
     /// (FWD-02).
     pub(crate) fn acknowledge_early(&mut self, cx: &mut FlowContext<'_, '_>) {
-        let may = self.receiver.is_late() && self.standing.is_on() && !cx.vm.acknowledges_late;
+        let may = self.receiver.is_late()
+            && self.standing.is_on()
+            && !self.receiver.is_asking()
+            && !cx.vm.acknowledges_late;
         let most = limits::PROMISED_BEHIND_AGAIN;
         if !may || self.receiver.holds_more(self.sender.una(), most) {
             return;
@@ -340,7 +343,7 @@ impl Flow {
     }
 
     /// Gives everything back and passes from here on.
-    fn step_aside(&mut self, cx: &mut FlowContext<'_, '_>, why: Why) {
+    pub(super) fn step_aside(&mut self, cx: &mut FlowContext<'_, '_>, why: Why) {
         if cx.vm.congestion_offload && !matches!(why, Why::Closed | Why::NotLocal) {
             cx.vm.uncontrolled_at = Some(cx.now); // and G may flood it
         }
@@ -401,19 +404,6 @@ impl Flow {
             self.abort(cx, Why::GuestGone, is_replaced);
         } else {
             self.standing.tell_guest(is_replaced && self.standing.is_guest_untold());
-        }
-    }
-
-    /// LIFE-17: frames passed the daemon by, and H does not know what they said. A flow that owes
-    /// nothing leaves the path; the others cannot be kept.
-    pub(crate) fn on_passed_plain(&mut self, cx: &mut FlowContext<'_, '_>) {
-        match self.state() {
-            State::Handshake => self.pass(cx.now, Why::PassedPlain),
-            State::On | State::Drain if self.owes_nothing() => {
-                self.step_aside(cx, Why::PassedPlain);
-            }
-            State::On | State::Drain => self.abort_both(cx, Why::PassedPlain),
-            State::Pass | State::Abort => {}
         }
     }
 

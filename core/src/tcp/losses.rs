@@ -49,6 +49,8 @@ struct Known {
     sacked: Ranges,
     /// Data segments of G in a row that came from farther than its handshake.
     farther: u8,
+    /// R may have sent G bytes below this past the daemon, while it was away.
+    past: u64,
     /// Copies of G that found R's window shut although G was shown some.
     vain: u8,
 }
@@ -59,6 +61,7 @@ saved! {
     }
     reset {
         relayed = None, // handed back before (FLOOD-32)
+        past = 0, // a VM whose frames can pass has no image
     }
     check |it| it.vain < limits::WINDOW_PROBES_MAX
 }
@@ -213,6 +216,18 @@ impl Losses {
         self.0.as_ref().and_then(|known| known.sacked.max_end()).unwrap_or(0)
     }
 
+    /// R may have sent G bytes below `end` past the daemon.
+    pub(crate) fn note_past(&mut self, end: u64) {
+        self.0.get_or_insert_default().past = end;
+    }
+
+    /// G may acknowledge bytes below this that H has not given it, and both sides may name numbers
+    /// that H did not see; until G has acknowledged them all. Else 0.
+    #[inline]
+    pub(crate) fn past(&self) -> u64 {
+        self.0.as_ref().map_or(0, |known| known.past)
+    }
+
     /// The bytes that G lacks.
     #[inline]
     pub(crate) fn of_guest(&self) -> Option<&Recovery> {
@@ -340,6 +355,7 @@ impl Losses {
                 && known.unsent == 0
                 && known.before.is_none()
                 && known.promised == 0
+                && known.past <= guest_una
                 && known.sacked.max_end().is_none_or(|end| end <= guest_una)
         };
         if self.0.as_deref().is_some_and(over) {

@@ -38,6 +38,7 @@
 //! | `lead` | how far H is ahead of G, in samples for operators |
 //! | `wanting` | who is owed bytes or a turn, for VMs that have boost |
 //! | `doubt` | flows whose G may have rebooted |
+//! | `absence` | flows whose segments may have passed the daemon by |
 //! | `distance` | what is known of servers behind G |
 //! | `state`, `timers`, `timestamps`, `template`, `options` | the state in their names |
 //!
@@ -53,6 +54,7 @@
 //! 4. INV-13: fresh bytes for G end at or before G's edge.
 //! 5. A flow enters PASS only when it owes nothing to R or G.
 
+mod absence;
 mod behind;
 mod deliver;
 mod depart;
@@ -95,6 +97,7 @@ use crate::tcp::vm::Vm;
 use crate::time::Instant;
 use crate::wire::packet::{Eth, Ip, Tcp, TcpFlags, ipv4_header_ok, tcp_checksum_ok};
 use crate::wire::virtio_net::VirtioNetHdr;
+pub use absence::{PASSED_MAX, Passed};
 pub(crate) use deliver::Delivery;
 
 /// The state that a flow may touch besides its own.

@@ -329,6 +329,11 @@ impl Outbound {
         self.sent = self.sent.max(end + u64::from(fin));
     }
 
+    /// G has sent R everything below `end` past H.
+    pub(crate) fn on_past(&mut self, end: u64) {
+        self.sent = self.sent.max(end);
+    }
+
     /// G repeats its SYN or SYN-ACK.
     pub(crate) fn on_syn_copy(&mut self) {
         self.syn_copies = self.syn_copies.saturating_add(1);

@@ -454,6 +454,20 @@ impl Sender {
         self.wait(s, true);
     }
 
+    /// Nobody knows what G has by now (LIFE-17): it is asked, and gets nothing before it has shown
+    /// room anew.
+    pub(crate) fn on_absence(&mut self, s: &mut Sending<'_>) {
+        self.next = self.una;
+        self.edge = self.una;
+        self.probe_due = true;
+        self.stuck_since = s.running;
+        s.losses.forget_path();
+        s.losses.forget(self.una);
+        s.timers.on_guest_progress();
+        s.timers.stop_waiting_for_guest();
+        self.wait(s, true);
+    }
+
     /// R's RST begins to wait behind the bytes held: T_rst counts from now on.
     pub(crate) fn on_reset_waits(&mut self, running: Instant) {
         self.stuck_since = running;

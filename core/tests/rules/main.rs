@@ -10,6 +10,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod absence;
 mod awaited;
 mod boost;
 mod budget;

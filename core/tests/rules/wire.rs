@@ -1,14 +1,13 @@
 //! A VM behind a tap that is already there: its port and the network's are the ends of a wire
-//! (LIFE-17, and what passes).
+//! (and all that passes).
 
 use crate::common::world::mac;
 use crate::common::{Setup, World};
-use crate::{GUEST, flow, sends_segments, warms_up};
+use crate::{GUEST, sends_segments, warms_up};
 use nightporter_core::drops::DropReason;
-use nightporter_core::engine::{Passed, Verdict};
-use nightporter_core::flow::key::FlowKey;
+use nightporter_core::engine::Verdict;
 use nightporter_core::port::{GuestConfig, PortConfig, PortFeatures, PortId};
-use nightporter_core::tcp::flow::{State, Why};
+use nightporter_core::tcp::flow::State;
 use nightporter_core::wire::virtio_net::{GSO_UDP_L4, VirtioNetHdr};
 
 /// The other end.
@@ -126,83 +125,9 @@ fn life_05_what_is_said_for_a_vm_behind_a_wire_leaves_by_that_wire_alone() {
             r.gets("R. 1 ack 2001");
         } else {
             w.engine(|engine, now| engine.remove_port(now, UPLINK));
-            w.engine(|engine, now| engine.handle_passed_plain(now, GUEST, |_| Passed::Segments));
+            w.engine(|engine, now| engine.handle_detached(now, GUEST));
         }
         let leaves = w.engine(|engine, now| engine.poll_transmit(now).map(|made| made.port));
         assert_eq!(leaves, None);
     }
-}
-
-#[test]
-fn life_17_when_frames_have_passed_plain_flows_that_owe_are_reset_and_the_others_leave_the_path() {
-    let (w, r, g) = wire().established();
-    warms_up(&r, &g);
-    // One that owes nothing. G's own window is smaller than the one that R was shown.
-    w.set_lenient(0, true);
-    w.engine(|engine, now| engine.handle_passed_plain(now, GUEST, |_| Passed::Segments));
-    flow(&w, |f| assert_eq!((f.state(), f.why()), (State::Pass, Why::PassedPlain)));
-    r.takes_all();
-    r.sends("5001:6001"); // what came between passed plain
-    g.gets("5001:6001");
-    g.sends("ack 6001");
-    r.gets("ack 6001");
-    r.gets_nothing();
-    // One that owes bytes.
-    let (w, r, g) = wire().established();
-    warms_up(&r, &g);
-    w.set_lenient(0, true);
-    g.stops(0);
-    r.sends("1001:2001");
-    r.gets("1 ack 2001");
-    w.engine(|engine, now| engine.handle_passed_plain(now, GUEST, |_| Passed::Segments));
-    g.runs();
-    r.gets("R. 1 ack 2001");
-    g.gets_last("R.");
-    assert_eq!(w.state(), Some(State::Abort));
-}
-
-#[test]
-fn life_17_a_flow_of_which_nothing_has_passed_plain_goes_on_as_if_nothing_had_been() {
-    let (w, r, g) = wire().established();
-    warms_up(&r, &g);
-    g.stops(0);
-    r.sends("1001:2001");
-    r.gets("1 ack 2001");
-    let passed = |key: &FlowKey| match key.g_port {
-        0 => Passed::Segments,
-        _ => Passed::Nothing,
-    };
-    w.engine(|engine, now| engine.handle_passed_plain(now, GUEST, passed));
-    r.sends("2001:3001");
-    r.gets("1 ack 3001");
-    g.runs();
-    g.gets("1001:3001");
-    g.sends("ack 3001");
-    r.gets_nothing();
-    assert_eq!(w.state(), Some(State::On));
-}
-
-#[test]
-fn life_17_a_handshake_that_frames_have_passed_by_is_followed_no_further() {
-    let w = wire().opens();
-    let (r, g) = w.pair(&wire());
-    r.sends_syn();
-    g.gets_syn();
-    g.sends_syn_ack();
-    r.gets_syn();
-    w.engine(|engine, now| engine.handle_passed_plain(now, GUEST, |_| Passed::Segments));
-    r.sends("ack 1");
-    g.gets("ack 1");
-    assert_eq!(w.state(), Some(State::Pass));
-    // Nor one of which only the SYN was seen.
-    let w = wire().opens();
-    let (r, g) = w.pair(&wire());
-    r.sends_syn();
-    g.gets_syn();
-    w.engine(|engine, now| engine.handle_passed_plain(now, GUEST, |_| Passed::Segments));
-    g.sends_syn_ack();
-    r.gets_syn();
-    r.sends("ack 1");
-    g.gets("ack 1");
-    assert_eq!(w.state(), None);
 }

@@ -5,9 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 
 use nightporter_attach::LINGER;
 use nightporter_attach::area::{Marked, Plain, View};
-use nightporter_core::engine::Passed;
 use nightporter_core::flow::key::FlowKey;
 use nightporter_core::port::{PortConfig, PortId};
+use nightporter_core::tcp::{PASSED_MAX, Passed};
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::packet::{IpAddr16, IpVersion};
 use nix::sys::epoll::Epoll;
@@ -200,8 +200,13 @@ fn passed_of(key: &FlowKey, frames: &Plain, marked: &Marked) -> Passed {
         SocketAddr::new(ip, port)
     };
     let ends = [end(key.g_addr, key.g_port), end(key.r_addr, key.r_port)];
-    let has_passed = frames.unread > 0 || marked.has_segment(ends);
-    if has_passed { Passed::Segments } else { Passed::Nothing }
+    if frames.unread == 0 && !marked.has_segment(ends) {
+        Passed::Nothing
+    } else if frames.unread > 0 || marked.has_syn(ends) || frames.bytes >= PASSED_MAX {
+        Passed::Anything
+    } else {
+        Passed::Segments
+    }
 }
 
 /// A port whose room is looked at now and then.

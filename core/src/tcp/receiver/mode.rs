@@ -31,7 +31,9 @@ impl Odd {
     pub(super) const WIDE: u8 = 16;
     /// It goes on after a kill, and the last ACK to R has perhaps not left (LIFE-09).
     pub(super) const ANEW: u8 = 32;
-    const ALL: u8 = (Self::ANEW << 1) - 1;
+    /// Frames have passed the daemon by, and G is asked what it has (LIFE-17).
+    pub(super) const ASKING: u8 = 64;
+    const ALL: u8 = (Self::ASKING << 1) - 1;
 
     pub(super) const fn has(self, any: u8) -> bool {
         self.0 & any != 0
@@ -63,6 +65,22 @@ impl Receiver {
     /// It goes on after a kill.
     pub(crate) fn set_anew(&mut self) {
         self.odd.set(Odd::ANEW, true);
+    }
+
+    /// It goes on after a kill, and nobody has spoken since.
+    pub(crate) const fn is_anew(&self) -> bool {
+        self.odd.has(Odd::ANEW)
+    }
+
+    /// G is asked what it has (LIFE-17).
+    #[inline]
+    pub(crate) const fn is_asking(&self) -> bool {
+        self.odd.has(Odd::ASKING)
+    }
+
+    /// G is asked, or has answered.
+    pub(crate) fn set_asking(&mut self, asking: bool) {
+        self.odd.set(Odd::ASKING, asking);
     }
 
     /// G speaks for the first time since the kill, if there was one.

@@ -1,0 +1,312 @@
+//! The daemon was away, and frames have passed it by (LIFE-17).
+//!
+//! The judges saw none of them, so they are lenient from then on.
+
+use crate::common::{Peer, Setup, World};
+use crate::{GUEST, flow, warms_up};
+use nightporter_core::flow::key::FlowKey;
+use nightporter_core::tcp::Passed;
+use nightporter_core::tcp::flow::{State, Why};
+
+fn wire() -> Setup {
+    Setup { wire: true, ..Setup::new() }
+}
+
+/// The daemon is back, and finds that this has passed.
+fn returns(w: &World<'_>, passed: Passed) {
+    w.set_lenient(0, true);
+    w.engine(|engine, now| engine.handle_passed_plain(now, GUEST, |_| passed));
+}
+
+/// Of a connection that was acknowledged 1,000 bytes which G may not have; G is asked.
+fn asks(setup: &Setup, passed: Passed) -> (World<'static>, Peer<'static>, Peer<'static>) {
+    let (w, r, g) = setup.established();
+    warms_up(&r, &g);
+    g.stops(0);
+    r.sends("1001:2001");
+    r.gets("1 ack 2001");
+    returns(&w, passed);
+    g.runs();
+    g.gets("1000 ack 1");
+    (w, r, g)
+}
+
+fn is_reset(w: &World<'_>) {
+    flow(w, |f| assert_eq!((f.state(), f.why()), (State::Abort, Why::PassedPlain)));
+}
+
+fn has_left(w: &World<'_>) {
+    flow(w, |f| assert_eq!((f.state(), f.why()), (State::Pass, Why::PassedPlain)));
+}
+
+#[test]
+fn life_17_a_flow_of_which_nothing_has_passed_plain_goes_on_as_if_nothing_had_been() {
+    let (w, r, g) = wire().established();
+    warms_up(&r, &g);
+    g.stops(0);
+    r.sends("1001:2001");
+    r.gets("1 ack 2001");
+    let passed = |key: &FlowKey| match key.g_port {
+        0 => Passed::Segments,
+        _ => Passed::Nothing,
+    };
+    w.engine(|engine, now| engine.handle_passed_plain(now, GUEST, passed));
+    r.sends("2001:3001");
+    r.gets("1 ack 3001");
+    g.runs();
+    g.gets("1001:3001");
+    g.sends("ack 3001");
+    r.gets_nothing();
+    assert_eq!(w.state(), Some(State::On));
+}
+
+#[test]
+fn life_17_a_flow_that_owes_nothing_leaves_the_path() {
+    for passed in [Passed::Segments, Passed::Anything] {
+        let (w, r, g) = wire().established();
+        warms_up(&r, &g);
+        returns(&w, passed); // G's own window is smaller than the one that R was shown
+        has_left(&w);
+        r.takes_all();
+        r.sends("5001:6001"); // those between passed plain
+        g.gets("5001:6001");
+        g.sends("ack 6001");
+        r.gets("ack 6001");
+        r.gets_nothing();
+    }
+}
+
+#[test]
+fn life_17_bytes_that_r_was_not_told_of_are_not_owed() {
+    let (w, r, g) = wire().established();
+    warms_up(&r, &g);
+    w.engine(|engine, now| engine.set_late(now, GUEST, true));
+    g.stops(0);
+    r.sends("1001:2001");
+    returns(&w, Passed::Segments);
+    has_left(&w);
+    g.runs();
+    r.sends("1001:2001");
+    g.gets("1001:2001");
+    g.sends("ack 2001");
+    r.gets("ack 2001");
+}
+
+#[test]
+fn life_17_a_guest_that_lacks_promised_bytes_is_asked_and_gets_them() {
+    for passed in [Passed::Segments, Passed::Anything] {
+        let (w, r, g) = asks(&wire(), passed);
+        // Meanwhile R's bytes are not taken, and R hears nothing.
+        r.sends("2001:3001");
+        r.gets_nothing();
+        if passed == Passed::Anything {
+            g.gets("1000 ack 1"); // R has spoken, too
+        }
+        g.gets_nothing();
+        g.sends("1 ack 1001");
+        g.gets("1001:2001");
+        r.sends("2001:3001");
+        r.takes_all();
+        g.gets("2001:3001");
+        g.sends("ack 3001");
+        r.gets_nothing();
+        flow(&w, |f| assert!(f.state() == State::On && !f.acknowledges_late()));
+    }
+}
+
+#[test]
+fn life_17_a_silent_guest_is_asked_again() {
+    let (w, _r, g) = asks(&wire(), Passed::Segments);
+    w.after_ms(201);
+    g.gets("1000 ack 1");
+    w.after_ms(401);
+    g.gets("1000 ack 1");
+    g.sends("1 ack 1001");
+    g.gets("1001:2001");
+}
+
+#[test]
+fn life_17_a_guest_that_has_all_is_left_alone() {
+    // By H, although its ACKs passed plain; and by R, since.
+    for answer in ["1 ack 2001", "1 ack 900001 <ts 5 7>"] {
+        for passed in [Passed::Segments, Passed::Anything] {
+            let (w, r, g) = asks(&wire(), passed);
+            g.sends(answer);
+            r.gets(answer);
+            has_left(&w);
+            r.sends("900001:901001 ack 1");
+            g.gets("900001:901001 ack 1");
+            r.gets_nothing();
+        }
+    }
+}
+
+#[test]
+fn life_17_an_answer_that_cannot_be_the_connections_resets_both_sides() {
+    let broken = [
+        (Passed::Segments, "1 ack 2001 <ts 5 4294967289>", false),
+        (Passed::Segments, "1 ack 900001 <ts 5 4294967289>", true), // R has not sent that before
+        (Passed::Anything, "1 ack 1501 <ts 5 7>", true),            // R's clock cannot have moved
+        (Passed::Anything, "1 ack -5000 <ts 5 7>", true),
+        (Passed::Segments, "1 ack 1501 <ts 5 7>", false), // H's ACK was lost, and R repeats
+    ];
+    for (passed, answer, is_broken) in broken {
+        let (w, r, g) = asks(&wire(), passed);
+        g.sends(answer);
+        if is_broken {
+            r.gets("R. 1 ack 2001");
+            g.gets_last("R.");
+            is_reset(&w);
+        } else {
+            assert_ne!(w.state(), Some(State::Abort), "{answer}");
+        }
+    }
+}
+
+#[test]
+fn life_17_an_answer_from_before_the_absence_is_none() {
+    let (w, r, g) = asks(&wire(), Passed::Segments);
+    g.sends("1 ack 501");
+    g.gets_nothing();
+    r.gets_nothing();
+    g.sends("1 ack 1001");
+    g.gets("1001:2001");
+    assert_eq!(w.state(), Some(State::On));
+}
+
+#[test]
+fn life_17_without_timestamps_numbers_alone_have_to_do() {
+    let setup = Setup { ts: [false; 2], ..wire() };
+    let (w, _r, g) = asks(&setup, Passed::Segments);
+    g.sends("1 ack 1001");
+    g.gets("1001:2001");
+    assert_eq!(w.state(), Some(State::On));
+    let (w, r, g) = asks(&setup, Passed::Segments);
+    g.sends("1 ack 9000001");
+    r.gets("R. 1 ack 2001");
+    is_reset(&w);
+    // And where they do not, both sides are reset at once.
+    let (w, r, g) = setup.established();
+    warms_up(&r, &g);
+    g.stops(0);
+    r.sends("1001:2001");
+    r.gets("1 ack 2001");
+    returns(&w, Passed::Anything);
+    g.runs();
+    r.gets("R. 1 ack 2001");
+    g.gets_last("R.");
+    is_reset(&w);
+}
+
+#[test]
+fn life_17_r_is_asked_if_the_guest_has_sent_more_than_its_window() {
+    for passed in [Passed::Segments, Passed::Anything] {
+        let (w, r, g) = asks(&wire(), passed);
+        g.sends("1000001 ack 1001");
+        g.gets_nothing();
+        r.gets("0 ack 2001");
+        r.sends("3001 ack 1000001"); // it has sent data that G could not take
+        g.gets("1000 ack 1000001");
+        g.sends("1000001 ack 1001");
+        g.gets("1001:2001 ack 1000001");
+        g.sends("1000001:1000101 ack 2001");
+        r.gets_last("1000001:1000101 ack 2001");
+        r.sends("2001:3001 ack 1000101");
+        r.gets("1000101 ack 3001");
+        assert_eq!(w.state(), Some(State::On));
+    }
+}
+
+#[test]
+fn life_17_a_stranger_moves_no_acknowledgement() {
+    let (_w, r, g) = asks(&wire(), Passed::Segments);
+    for forged in ["900001 ack 50001", "3001 ack 50001 <ts 4294958296 0>", "2001 ack -50001"] {
+        r.sends(forged);
+        g.gets_nothing();
+    }
+    g.sends("1 ack 1001");
+    g.gets("1001:2001 ack 1");
+}
+
+#[test]
+fn life_17_bytes_of_r_that_passed_plain_are_acknowledged_behind_the_ones_that_were_owed() {
+    let (w, r, g) = asks(&wire(), Passed::Segments);
+    g.sends("1 ack 1001 <sack 2001:4001>");
+    g.gets("1001:2001");
+    g.sends("1 ack 4001");
+    r.gets_last("1 ack 4001");
+    r.sends("4001:5001");
+    r.gets("1 ack 5001");
+    g.gets("4001:5001");
+    assert_eq!(w.state(), Some(State::On));
+}
+
+#[test]
+fn life_17_data_of_the_guest_passed_plain_and_r_acknowledges_it() {
+    let (w, r, g) = asks(&wire(), Passed::Segments);
+    g.sends("5001 ack 1001"); // 1:5001 passed plain
+    g.gets("1001:2001 ack 1");
+    g.sends("ack 2001");
+    r.takes_all();
+    r.sends("2001 ack 5001");
+    g.gets("2001 ack 5001");
+    assert_eq!(w.state(), Some(State::On));
+}
+
+#[test]
+fn life_17_a_guest_that_knows_no_connection_resets_r() {
+    let (w, r, g) = asks(&wire(), Passed::Anything);
+    g.sends("R 1");
+    r.gets("R. 1 ack 2001");
+    assert_eq!(w.state(), Some(State::Abort));
+}
+
+#[test]
+fn life_17_a_fin_of_r_that_passed_plain_ends_no_byte_too_early() {
+    let (w, r, g) = asks(&wire(), Passed::Segments);
+    g.sends("1 ack 1001");
+    g.gets("1001:2001");
+    g.sends("1 ack 2002"); // and the FIN behind them
+    r.gets_last("1 ack 2002");
+    g.sends("F. 1 ack 2002");
+    r.gets("F. 1 ack 2002");
+    assert_eq!(w.state(), Some(State::On));
+}
+
+#[test]
+fn life_17_a_second_absence_asks_again() {
+    let (w, _r, g) = asks(&wire(), Passed::Segments);
+    returns(&w, Passed::Anything);
+    g.gets("1000 ack 1");
+    g.sends("1 ack 1001");
+    g.gets("1001:2001");
+    returns(&w, Passed::Segments);
+    g.gets("1000 ack 1");
+    g.sends("1 ack 2001");
+    has_left(&w);
+}
+
+#[test]
+fn life_17_a_handshake_that_frames_have_passed_by_is_followed_no_further() {
+    let w = wire().opens();
+    let (r, g) = w.pair(&wire());
+    r.sends_syn();
+    g.gets_syn();
+    g.sends_syn_ack();
+    r.gets_syn();
+    returns(&w, Passed::Segments);
+    r.sends("ack 1");
+    g.gets("ack 1");
+    assert_eq!(w.state(), Some(State::Pass));
+    // Nor one of which only the SYN was seen.
+    let w = wire().opens();
+    let (r, g) = w.pair(&wire());
+    r.sends_syn();
+    g.gets_syn();
+    returns(&w, Passed::Segments);
+    g.sends_syn_ack();
+    r.gets_syn();
+    r.sends("ack 1");
+    g.gets("ack 1");
+    assert_eq!(w.state(), None);
+}
