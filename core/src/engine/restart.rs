@@ -23,8 +23,9 @@ pub struct Restarted {
 impl Engine<'_> {
     /// Flows of the arena go on if their records are whole and say all that is needed: they stand
     /// still until [`Self::handle_guest_back`] says that their guest is there, as it was, and end
-    /// with any other driver, or after [`T_AWAITED`]. Every other flow that has bytes R believes
-    /// delivered and G has not acknowledged is reset on both sides; one that owes nothing is PASS.
+    /// with any other driver, or after [`T_AWAITED`]. On a wire their guest is here, and is asked
+    /// what it has (LIFE-17). Every other flow that has bytes R believes delivered and G has not
+    /// acknowledged is reset on both sides; one that owes nothing is PASS.
     ///
     /// Call once, after the ports were added, before drivers are reported. A guest that connects
     /// later gets its RST then. Of a VM that has no port any more, as when a command added it, or
@@ -82,10 +83,12 @@ impl Engine<'_> {
     fn resume(&mut self, now: Instant, port: PortId, found: &mut Recovered) -> bool {
         let key = FlowKey { port: port.0, ..found.record.key };
         let has_driver = self.port(port).is_none_or(|port| port.features.is_some());
-        // Without a daemon frames of a wire have passed plain, and nobody knows which (LIFE-17).
+        // Without a daemon frames of a wire have passed plain, and nobody knows which: its guest is
+        // here, and is asked (LIFE-17). A flow that owes nothing leaves the path.
         let is_wire = self.wire_of(port).is_some();
-        if has_driver
-            || is_wire
+        let owes = found.record.rcv_nxt > found.record.guest_una;
+        if has_driver != is_wire
+            || (is_wire && !owes)
             || self.flows.lookup(&key).is_some()
             || !self.flows.has_room(key.port)
         {
@@ -100,12 +103,22 @@ impl Engine<'_> {
             }
         };
         let source = flow.eth(&key).map(|eth| (eth, key.g_addr));
-        let is_its = source
-            .is_some_and(|source| self.networks.of(port).check_arrivals(port, &[source]).is_ok());
+        let is_its = source.is_some_and(|source| match self.wire_of(port) {
+            Some(wire) => {
+                wire.mac.is_none_or(|mac| mac == source.0.src) && flow.options().timestamps
+            }
+            None => self.networks.of(port).check_arrivals(port, &[source]).is_ok(),
+        });
         let cx = context(now, FlowId::NONE, &key, &mut self.ports, &mut self.common);
         if !(is_its && cx.is_some_and(|mut cx| flow.resume(&mut cx))) {
             found.store = flow.into_store();
             return false;
+        }
+        if let Some(wire) = self.wire_mut(port) {
+            wire.mac = source.map(|(eth, _)| eth.src);
+            let id = self.insert_flow(key, flow).expect("there is room, and no such flow");
+            self.with_flow(now, id, |flow, cx| flow.ask_guest(cx, true));
+            return true;
         }
         self.networks.of_mut(port).learn_arrivals(now, port, source.as_slice());
         let id = self.insert_flow(key, flow).expect("there is room, and no such flow");

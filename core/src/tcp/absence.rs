@@ -1,7 +1,7 @@
 //! The daemon was away, and frames of the connection have passed it by (LIFE-17).
 //!
-//! H has bytes that R believes delivered, and does not know what G and R have said since. G may lack
-//! them, have them, have opened another connection, or know none any more.
+//! H has bytes that R believes delivered, and does not know what G and R have said since. G may
+//! lack them, have them, have opened another connection, or know none any more.
 //!
 //! 1. **G is asked.** Its window counts as shut, so it gets a probe and no byte, as often as any
 //!    such G. A probe lies below its window: it takes nothing from it but the question.
@@ -43,7 +43,7 @@ pub enum Passed {
 /// Numbers are unambiguous if no more bytes than this have passed by.
 pub const PASSED_MAX: u64 = 1 << 30;
 
-/// What G's segment says to the question of what it has.
+/// The answer in a segment of G to the question of what it has.
 enum Answer {
     /// Nothing yet.
     Waits,
@@ -106,8 +106,8 @@ impl Flow {
         self.step_aside(cx, Why::PassedPlain);
     }
 
-    /// What it has: until it says that, it gets no byte. `by_clock`: the clock that it echoes has to
-    /// prove that it speaks of the same numbers.
+    /// Asks G what it has: until it says that, it gets no byte. `by_clock`: the clock that it
+    /// echoes has to prove that it speaks of the same numbers.
     pub(crate) fn ask_guest(&mut self, cx: &mut FlowContext<'_, '_>, by_clock: bool) {
         self.acknowledge_late();
         self.receiver.set_asking(true);
@@ -194,7 +194,7 @@ impl Flow {
         if is_known { Answer::Lacks } else { Answer::LeavesNetOpen }
     }
 
-    /// What it has of G's bytes.
+    /// Asks R what it has of G's bytes.
     fn ask_net(&mut self, cx: &mut FlowContext<'_, '_>) {
         if self.receiver.acks.may_answer_odd(cx.now, limits::ODD_ACK_INTERVAL) {
             let probe = self.outbound.una() - 1;

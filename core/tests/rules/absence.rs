@@ -4,9 +4,11 @@
 
 use crate::common::{Peer, Setup, World};
 use crate::{GUEST, flow, warms_up};
+use nightporter_core::engine::Restarted;
 use nightporter_core::flow::key::FlowKey;
 use nightporter_core::tcp::Passed;
 use nightporter_core::tcp::flow::{State, Why};
+use zerocopy::IntoBytes;
 
 fn wire() -> Setup {
     Setup { wire: true, ..Setup::new() }
@@ -309,4 +311,90 @@ fn life_17_a_handshake_that_frames_have_passed_by_is_followed_no_further() {
     r.sends("ack 1");
     g.gets("ack 1");
     assert_eq!(w.state(), None);
+}
+
+/// The same after a kill.
+fn killed(
+    setup: &Setup,
+    before: impl FnOnce(&Peer<'_>),
+) -> (World<'static>, Peer<'static>, Peer<'static>, Restarted) {
+    let mut memory = vec![0_u64; setup.memory_len() / 8];
+    {
+        let w = setup.opens_in(memory.as_mut_bytes());
+        let (r, g) = w.connects();
+        warms_up(&r, &g);
+        g.stops(0);
+        before(&r);
+    }
+    let w = setup.reopens_in(memory.leak().as_mut_bytes());
+    let (r, g) = w.pair(setup);
+    w.set_lenient(0, true);
+    let restarted = w.engine(|e, now| e.handle_restart(now));
+    (w, r, g, restarted)
+}
+
+#[test]
+fn life_17_after_a_kill_a_guest_that_lacks_promised_bytes_is_asked_and_gets_them() {
+    let (w, r, g, restarted) = killed(&wire(), |r| {
+        r.sends("1001:2001");
+        r.gets("1 ack 2001");
+    });
+    assert_eq!(restarted, Restarted { resumed: 1, reset: 0 });
+    g.gets("1000 ack 1");
+    r.gets_nothing();
+    g.sends("1 ack 1001");
+    g.gets("1001:2001");
+    g.sends("1 ack 2001");
+    r.takes_all();
+    r.sends("2001:3001 ack 1");
+    r.gets("1 ack 3001");
+    g.gets("2001:3001");
+    assert_eq!(w.state(), Some(State::On));
+}
+
+#[test]
+fn life_17_after_a_kill_a_guest_that_has_all_or_cannot_say_so_by_its_clock() {
+    let owes = |r: &Peer<'_>| {
+        r.sends("1001:2001");
+        r.gets("1 ack 2001");
+    };
+    for (answer, state) in [
+        ("1 ack 2001", State::Pass),
+        ("1 ack 500001 <ts 5 7>", State::Pass),
+        ("1 ack 1501 <ts 5 7>", State::Abort),
+        ("1 ack -9000 <ts 5 7>", State::Abort),
+    ] {
+        let (w, _r, g, restarted) = killed(&wire(), owes);
+        assert_eq!(restarted.resumed, 1);
+        g.gets("1000 ack 1");
+        g.sends(answer);
+        assert_eq!(w.state(), Some(state), "{answer}");
+    }
+    // Without timestamps nobody can tell, and without debts nobody asks.
+    let (w, r, g, restarted) = killed(&Setup { ts: [false; 2], ..wire() }, owes);
+    assert_eq!(restarted, Restarted { resumed: 0, reset: 1 });
+    r.gets("R. 1 ack 2001");
+    g.gets("R.");
+    assert_eq!(w.state(), Some(State::Abort));
+    let (w, r, g, restarted) = killed(&wire(), |_| ());
+    assert_eq!((restarted, w.state()), (Restarted::default(), None));
+    r.gets_nothing();
+    g.gets_nothing();
+}
+
+#[test]
+fn life_17_after_a_kill_r_is_asked_if_the_guest_has_sent_anything() {
+    let (w, r, g, _) = killed(&wire(), |r| {
+        r.sends("1001:2001");
+        r.gets("1 ack 2001");
+    });
+    g.gets("1000 ack 1");
+    g.sends("501 ack 1001"); // how many billions of bytes these were nobody knows
+    g.gets_nothing();
+    r.gets("0 ack 2001");
+    r.sends("2001 ack 501");
+    g.gets("1000 ack 501");
+    g.sends("501 ack 1001");
+    g.gets("1001:2001 ack 501");
+    assert_eq!(w.state(), Some(State::On));
 }
