@@ -59,6 +59,9 @@ pub enum Change {
     RemoveVm {
         /// Its name.
         name: String,
+        /// Milliseconds that a VM with a tap waits for connections that owe; `None`: ten seconds.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        drain_ms: Option<u64>,
     },
     /// An uplink comes.
     AddUplink {

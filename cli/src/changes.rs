@@ -9,12 +9,17 @@ use std::time::Duration;
 
 use anyhow::{Error, Result, anyhow, bail};
 use clap::{Args, Subcommand};
-use nightporter_api::{Change, Plan, PortStatus, Reply, Request};
+use nightporter_api::{Change, Plan, PortStatus, Reply, Request, Status};
 
 use super::{Client, names, print, status, unexpected};
+use crate::advise::span;
+use crate::client::Refused;
 
 /// How long a change may take before the daemon is asked whether it still answers.
 const LIMIT: Duration = Duration::from_secs(60);
+
+/// Where the daemon that is installed reads VMs of their own files.
+const CONF_DIR: &str = "/etc/nightporter/conf.d";
 
 /// Whether the change is made.
 #[derive(Clone, Copy, Debug, Args)]
@@ -38,7 +43,7 @@ pub(crate) enum OfVm {
         /// Write the VM into a file of its own in DIR, `conf.d` beside the daemon's configuration
         /// file, and reload that. Needs the right to write there.
         #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true,
-              default_missing_value = "/etc/nightporter/conf.d", conflicts_with = "dry_run")]
+              default_missing_value = CONF_DIR, conflicts_with = "dry_run")]
         save: Option<PathBuf>,
         #[command(flatten)]
         dry: Dry,
@@ -65,6 +70,67 @@ pub(crate) enum OfVm {
         #[command(flatten)]
         dry: Dry,
     },
+}
+
+/// `nightporter attach`: a VM that is named after its tap is added.
+#[derive(Debug, Args)]
+pub(crate) struct Attach {
+    /// The VM's tap, as in `virsh domiflist`; the VM has its name.
+    tap: String,
+    /// Keys as in [[vm]] of the configuration file.
+    #[arg(value_name = "KEY=VALUE", value_parser = key_value)]
+    keys: Vec<(String, String)>,
+    /// As in `vm add`: the VM is attached again after a restart.
+    #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true,
+          default_missing_value = CONF_DIR, conflicts_with = "dry_run")]
+    save: Option<PathBuf>,
+    #[command(flatten)]
+    dry: Dry,
+}
+
+impl Attach {
+    /// The command for which it is short.
+    pub(crate) fn as_vm(&self) -> OfVm {
+        let tap = ("tap".into(), self.tap.clone());
+        let keys = [tap].into_iter().chain(self.keys.iter().cloned()).collect();
+        OfVm::Add { name: self.tap.clone(), keys, save: self.save.clone(), dry: self.dry }
+    }
+}
+
+/// `nightporter detach`: the VM with a tap is removed.
+#[derive(Debug, Args)]
+pub(crate) struct Detach {
+    /// The VM's tap.
+    #[arg(add = names::taps())]
+    tap: String,
+    /// How long its connections may take until none owes anything (10s if nothing is given); those
+    /// that still do are reset.
+    #[arg(long, value_name = "TIME", value_parser = span)]
+    drain: Option<Duration>,
+    #[command(flatten)]
+    dry: Dry,
+}
+
+impl Detach {
+    /// The change that the daemon is asked for.
+    ///
+    /// # Errors
+    /// No VM of this status has the tap.
+    pub(crate) fn as_change(&self, status: &Status) -> Result<(Change, Dry)> {
+        let vms = status.ports.iter().filter_map(|port| Some((port, tap_of(port)?)));
+        let taps: Vec<_> = vms.clone().map(|(_, tap)| tap).collect();
+        let Some((port, _)) = vms.into_iter().find(|(_, tap)| *tap == self.tap) else {
+            let taps = if taps.is_empty() { "none is".into() } else { taps.join(", ") };
+            bail!("{} is not attached\n    fix: name a tap that is: {taps}", self.tap)
+        };
+        let drain_ms = self.drain.map(|time| u64::try_from(time.as_millis()).expect("a day"));
+        Ok((Change::RemoveVm { name: port.name.clone(), drain_ms }, self.dry))
+    }
+}
+
+/// The tap by which a VM is attached.
+pub(crate) fn tap_of(port: &PortStatus) -> Option<&str> {
+    port.keys.get("tap").map(|tap| tap.trim_matches('"'))
 }
 
 /// `nightporter uplink`.
@@ -110,7 +176,7 @@ impl OfVm {
     ///
     /// # Errors
     /// A key is given twice.
-    pub(crate) fn as_change(&self) -> Result<(Change, Dry)> {
+    fn as_change(&self) -> Result<(Change, Dry)> {
         Ok(match self {
             Self::Add { name, keys, dry, save: _ } => {
                 (Change::AddVm { name: name.clone(), keys: map(keys)? }, *dry)
@@ -118,14 +184,16 @@ impl OfVm {
             Self::Set { name, keys, dry } => {
                 (Change::SetVm { name: name.clone(), keys: map(keys)? }, *dry)
             }
-            Self::Remove { name, dry } => (Change::RemoveVm { name: name.clone() }, *dry),
+            Self::Remove { name, dry } => {
+                (Change::RemoveVm { name: name.clone(), drain_ms: None }, *dry)
+            }
         })
     }
 }
 
 impl OfVm {
     /// The name of a VM that is added, and the directory in which it is saved.
-    pub(crate) fn saved(&self) -> Option<(&str, &Path)> {
+    fn saved(&self) -> Option<(&str, &Path)> {
         match self {
             Self::Add { name, save: Some(dir), .. } => Some((name, dir)),
             _ => None,
@@ -155,12 +223,26 @@ impl Dry {
     }
 }
 
+/// Changes a VM, or adds it by a file of its own.
+pub(crate) fn of_vm(
+    connect: impl Fn() -> Result<Client>,
+    control: &Path,
+    json: bool,
+    of: &OfVm,
+) -> Result<()> {
+    let (change, dry) = of.as_change()?;
+    match of.saved() {
+        Some(saved) => save(connect, control, json, saved, change),
+        None => self::change(connect()?, control, json, (change, dry)),
+    }
+}
+
 /// Adds a VM by a file of its own, and a reload: the daemon itself writes no configuration.
 ///
 /// # Errors
 /// The VM cannot be, or not be written, or the daemon does not read it there: then there is no
-/// file.
-pub(crate) fn save(
+/// file. Without an answer the file stays.
+fn save(
     connect: impl Fn() -> Result<Client>,
     control: &Path,
     json: bool,
@@ -176,22 +258,24 @@ pub(crate) fn save(
     let path = dir.join(format!("{name}.toml"));
     make_dir(dir).map_err(not_written(dir))?;
     write_new(&path, |file| file.write_all(section.as_bytes()))?;
-    let reloaded = self::change(client, control, json, Dry { dry_run: false }.as_change());
-    let is_there = reloaded.and_then(|()| {
-        let is_it = |port: &PortStatus| port.name == name && port.vm.is_some();
-        if status(&mut connect()?)?.ports.iter().any(is_it) {
-            return Ok(());
+    if let Err(e) = self::change(client, control, json, Dry { dry_run: false }.as_change()) {
+        if e.is::<Refused>() {
+            let _ = fs::remove_file(&path);
+            return Err(e);
         }
+        let stays = format!("{} stays, and may have been read", path.display());
+        return Err(e.context(stays));
+    }
+    let is_it = |port: &PortStatus| port.name == name && port.vm.is_some();
+    if !status(&mut connect()?)?.ports.iter().any(is_it) {
+        let _ = fs::remove_file(&path);
         bail!(
             "{} was not read: the configuration file is elsewhere\n    fix: --save=DIR/conf.d, \
              where DIR is that of nightporterd's --config",
             path.display()
         )
-    });
-    if is_there.is_err() {
-        let _ = fs::remove_file(&path);
     }
-    is_there
+    Ok(())
 }
 
 /// A directory that is not there is one that the daemon's user can list, whatever the umask: the

@@ -1,5 +1,7 @@
 //! A connection to the daemon's control socket.
 
+use std::error::Error;
+use std::fmt;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -31,6 +33,18 @@ fn connect_in_time(path: &Path) -> io::Result<UnixStream> {
     thread::spawn(move || to.send(UnixStream::connect(path)));
     from.recv_timeout(LIMIT).unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
 }
+
+/// The daemon has done nothing: why, and the fix.
+#[derive(Debug)]
+pub(crate) struct Refused(String, String);
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}\n    fix: {}", self.0, self.1)
+    }
+}
+
+impl Error for Refused {}
 
 /// A connected client. One request at a time.
 #[derive(Debug)]
@@ -104,7 +118,7 @@ impl Client {
             bail!("the daemon has gone");
         }
         match serde_json::from_slice(&line).context("not an answer of this version's daemon")? {
-            Reply::Error { what, fix } => bail!("{what}\n    fix: {fix}"),
+            Reply::Error { what, fix } => Err(Refused(what, fix).into()),
             reply => Ok(reply),
         }
     }

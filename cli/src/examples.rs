@@ -83,6 +83,21 @@ const EXAMPLES: &[(&str, &[Example])] = &[
     ),
     ("vm set", &[("vm set web1 mtu=9000 mac=", "Another MTU, and the default for its MAC.")]),
     ("vm remove", &[("vm remove web1", "A VM goes; drain it first.")]),
+    (
+        "attach",
+        &[
+            ("attach vnet0", "The VM with this tap has ack offload from now on."),
+            ("attach vnet0 ack_offload=false", "It is attached, and as it was."),
+            ("attach web1tap0 --save", "And again after a restart."),
+        ],
+    ),
+    (
+        "detach",
+        &[
+            ("detach vnet0", "The tap is plain, once no connection owes anything."),
+            ("detach vnet0 --drain 1min", "That may take a minute, instead of ten seconds."),
+        ],
+    ),
     ("uplink add", &[("uplink add lan2 kind=tap ifname=np1 bridge=br0", "A tap in a bridge.")]),
     ("uplink remove", &[("uplink remove lan2", "An uplink goes.")]),
     (

@@ -96,6 +96,10 @@ enum Command {
     /// Shows VMs, and adds, changes and removes them without a restart.
     #[command(subcommand)]
     Vm(OfVm),
+    /// Attaches the tap of a VM, which may be running: its new connections have ack offload.
+    Attach(changes::Attach),
+    /// Gives a VM its plain tap back.
+    Detach(changes::Detach),
     /// Adds and removes uplinks.
     #[command(subcommand)]
     Uplink(changes::OfUplink),
@@ -195,13 +199,13 @@ fn run(arguments: &Arguments) -> Result<()> {
         Command::RateLimit(of) => done(&mut connect()?, &of.read()?),
         Command::Vm(OfVm::List(options)) => vms::list(&mut connect()?, json, *options),
         Command::Vm(OfVm::Show { name }) => vms::show(&mut connect()?, json, name),
-        Command::Vm(OfVm::Change(of)) => match of.saved() {
-            Some(saved) => {
-                let (change, _) = of.as_change()?;
-                changes::save(connect, &arguments.control, json, saved, change)
-            }
-            None => changes::change(connect()?, &arguments.control, json, of.as_change()?),
-        },
+        Command::Vm(OfVm::Change(of)) => changes::of_vm(connect, &arguments.control, json, of),
+        Command::Attach(of) => changes::of_vm(connect, &arguments.control, json, &of.as_vm()),
+        Command::Detach(of) => {
+            let mut client = connect()?;
+            let change = of.as_change(&status(&mut client)?)?;
+            changes::change(client, &arguments.control, json, change)
+        }
         Command::Uplink(of) => {
             changes::change(connect()?, &arguments.control, json, of.as_change()?)
         }

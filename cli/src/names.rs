@@ -1,6 +1,6 @@
 //! The names of ports, for a shell to complete: those that the running daemon has.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -8,6 +8,7 @@ use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
 use nightporter_api::{PortStatus, Status};
 
 use super::{CONTROL, Client, status};
+use crate::changes::tap_of;
 
 /// How long an operator waits who has pressed Tab.
 const LIMIT: Duration = Duration::from_secs(1);
@@ -15,6 +16,14 @@ const LIMIT: Duration = Duration::from_secs(1);
 /// Of VMs.
 pub(crate) fn vms() -> ArgValueCandidates {
     ArgValueCandidates::new(|| names(|port| port.vm.is_some()))
+}
+
+/// Of taps that are attached.
+pub(crate) fn taps() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        let ports = known();
+        ports.iter().filter_map(tap_of).map(CompletionCandidate::new).collect()
+    })
 }
 
 /// Of VMs, uplinks and overlays.
@@ -29,13 +38,42 @@ pub(crate) fn uplinks() -> ArgValueCandidates {
 
 /// None if the daemon does not answer, or not this user.
 fn names(is_wanted: fn(&PortStatus) -> bool) -> Vec<CompletionCandidate> {
-    let ports = known().map_or_else(|_| Vec::new(), |status| status.ports);
-    let names = ports.into_iter().filter(is_wanted).map(|port| port.name);
-    names.map(CompletionCandidate::new).collect()
+    known().into_iter().filter(is_wanted).map(|port| CompletionCandidate::new(port.name)).collect()
 }
 
-fn known() -> Result<Status> {
-    let mut client = Client::connect(Path::new(CONTROL))?;
-    client.wait_for(LIMIT)?;
-    status(&mut client)
+fn known() -> Vec<PortStatus> {
+    let ask = || -> Result<Status> {
+        let mut client = Client::connect(&control(std::env::args()))?;
+        client.wait_for(LIMIT)?;
+        status(&mut client)
+    };
+    ask().map_or_else(|_| Vec::new(), |status| status.ports)
+}
+
+/// The socket that the command line names which is being completed.
+fn control(mut words: impl Iterator<Item = String>) -> PathBuf {
+    let given = words.find_map(|word| match word.strip_prefix("--control") {
+        Some("") => Some(None),
+        Some(more) => more.strip_prefix('=').map(|path| Some(path.to_owned())),
+        None => None,
+    });
+    given.and_then(|path| path.or_else(|| words.next())).map_or_else(|| CONTROL.into(), Into::into)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_daemon_that_the_line_names() {
+        for (line, expected) in [
+            ("nightporter vm show", CONTROL),
+            ("nightporter --control /a vm show", "/a"),
+            ("nightporter vm --control=/b show", "/b"),
+            ("nightporter vm show --control", CONTROL),
+        ] {
+            let words = line.split(' ').map(str::to_owned);
+            assert_eq!(control(words), PathBuf::from(expected), "{line}");
+        }
+    }
 }

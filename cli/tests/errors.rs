@@ -154,6 +154,67 @@ fn a_plan_is_shown_line_by_line_and_what_stays_undone_is_said() {
 }
 
 #[test]
+fn a_vm_that_is_saved_stays_in_its_file_if_no_answer_says_that_it_is_not_read() {
+    let section =
+        "{\"plan\":{\"steps\":[],\"needs_restart\":[],\"section\":\"[[vm]]\",\"done\":false}}\n";
+    let refused = "{\"error\":{\"what\":\"no\",\"fix\":\"wait\"}}\n";
+    for (name, answer, stays) in [("lost", "", true), ("refused", refused, false)] {
+        let dir = std::env::temp_dir().join(format!("np-cli-{}-save-{name}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let (path, save) = (dir.join("socket"), format!("--save={}", dir.display()));
+        let listener = UnixListener::bind(&path).unwrap();
+        let daemon = thread::spawn(move || {
+            let mut stream = BufReader::new(listener.accept().unwrap().0);
+            let mut asked = String::new();
+            for answer in [section, answer] {
+                stream.read_line(&mut asked).unwrap();
+                stream.get_mut().write_all(answer.as_bytes()).unwrap();
+            }
+            asked
+        });
+        let output = nightporter(path.to_str().unwrap(), &["attach", "vnet0", "mtu=9000", &save]);
+        assert_eq!(dir.join("vnet0.toml").exists(), stays, "{}", stderr(&output));
+        assert_eq!(stderr(&output).contains("vnet0.toml stays, and may have been read"), stays);
+        let asked = daemon.join().unwrap();
+        let add = "\"name\":\"vnet0\",\"keys\":{\"mtu\":\"9000\",\"tap\":\"vnet0\"}";
+        assert!(asked.contains(add), "{asked}");
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+}
+
+#[test]
+fn a_tap_is_detached_by_the_name_of_its_vm() {
+    let path = std::env::temp_dir().join(format!("np-cli-{}-detach", std::process::id()));
+    let listener = UnixListener::bind(&path).unwrap();
+    let mut port = nightporter_api::PortStatus { name: "web1".into(), ..Default::default() };
+    port.keys.insert("tap".into(), "\"vnet0\"".into());
+    let status = nightporter_api::Status { ports: vec![port], ..Default::default() };
+    let status = serde_json::to_string(&nightporter_api::Reply::Status(status)).unwrap() + "\n";
+    let daemon = thread::spawn(move || {
+        let plan = "{\"plan\":{\"steps\":[\"- vm web1\"],\"needs_restart\":[],\"done\":true}}\n";
+        let mut asked = Vec::new();
+        for answers in [vec![&*status], vec![&*status, plan]] {
+            let mut stream = BufReader::new(listener.accept().unwrap().0);
+            for answer in answers {
+                asked.push(String::new());
+                stream.read_line(asked.last_mut().unwrap()).unwrap();
+                stream.get_mut().write_all(answer.as_bytes()).unwrap();
+            }
+        }
+        asked.pop()
+    });
+    let path = path.to_str().unwrap();
+    let said = stderr(&nightporter(path, &["detach", "web1"]));
+    let expected = "nightporter: web1 is not attached\n    fix: name a tap that is: vnet0\n";
+    assert_eq!(said, expected);
+    let output = nightporter(path, &["detach", "vnet0", "--drain", "1min"]);
+    assert_eq!(output.stdout, b"- vm web1\n");
+    let change = "{\"what\":\"remove_vm\",\"name\":\"web1\",\"drain_ms\":60000}";
+    assert!(daemon.join().unwrap().unwrap().contains(change));
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
 fn a_key_without_a_value_is_told_how_to_be_written() {
     let output = nightporter("/nowhere/control", &["vm", "set", "a", "mtu"]);
     assert_eq!(output.status.code(), Some(2));

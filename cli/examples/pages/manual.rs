@@ -38,6 +38,7 @@ const TOOL: &[Section] = &[
             ("nightporter advise", "Which VMs of this host wait for a core. Needs no daemon."),
             ("nightporter vm list --watch", "All VMs, with rates, every second."),
             ("nightporter vm show web1", "All about a VM, and why its link is down."),
+            ("nightporter attach vnet0", "A running VM with a tap has ack offload from now on."),
             ("nightporter vm add web3 mac=52:54:00:00:00:03 budget=128M", "A VM comes."),
             ("nightporter flows --vm web1 --sort held", "Connections, those that owe most first."),
             ("nightporter flow 7 --trace", "The segments of a connection, as they pass."),

@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
 
+use nightporter_attach::tap::{FROM_VM, TO_NET};
+
 use super::words::{REQUEST, read, to_open};
 use crate::config::{Config, Source, UplinkConfig, UplinkKind};
 
@@ -79,6 +81,10 @@ impl Rules {
 
     /// Whether a tap may be attached. Errors: why not, and the fix.
     pub(super) fn judge_tap(&self, tap: &str) -> Result<(), (String, String)> {
+        if [FROM_VM, TO_NET].iter().any(|begin| tap.starts_with(begin)) {
+            let what = format!("{tap} is called as those taps that a nightporterd makes");
+            return Err((what, "name the tap of a VM (virsh domiflist VM)".into()));
+        }
         let fits = |pattern: &String| match pattern.strip_suffix('*') {
             Some(begin) => tap.starts_with(begin),
             None => pattern == tap,

@@ -66,7 +66,7 @@ impl Running {
         let config = Arc::make_mut(&mut self.config);
         let gone = match step {
             // It is not there either way.
-            Step::RemoveVm(_)
+            Step::RemoveVm(..)
             | Step::RemoveUplink(_)
             | Step::RemoveOverlay(_)
             | Step::SetOverlay(_)

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use nightporter_core::time::Duration;
+
 use crate::config::keys::{Keys, differences, quoted};
 use crate::config::{Config, OverlayConfig, RegistryConfig, ToeConfig, UplinkConfig, VmConfig};
 use crate::worker::steps::Step;
@@ -83,16 +85,22 @@ impl Plan {
         }
         plan.set_overlays(now, wanted);
         for vm in wanted.vms.iter().filter(|vm| !vms_now.contains_key(vm.name.as_str())) {
-            let default = VmConfig::of(&vm.name, &BTreeMap::new()).map(|vm| vm.keys());
-            let given = default.map_or_else(|_| vm.keys(), |default| given(&default, vm.keys()));
-            plan.section = Some(section(&vm.name, &given));
-            plan.add(Step::AddVm(Box::new(vm.clone())), &vm.name, given);
+            plan.add(Step::AddVm(Box::new(vm.clone())), &vm.name, given_keys(vm));
         }
         if now.daemon.log != wanted.daemon.log {
             let (before, after) = (&now.daemon.log, &wanted.daemon.log);
             plan.lines.push(format!("~ daemon: log {before:?} -> {after:?}"));
         }
         plan
+    }
+
+    /// VMs that go have so many milliseconds until none of their connections owes anything.
+    pub(super) fn set_drain(&mut self, ms: u64) {
+        for step in &mut self.steps {
+            if let Step::RemoveVm(_, drain) = step {
+                *drain = Some(Duration::from_millis(ms));
+            }
+        }
     }
 
     fn remove(
@@ -104,7 +112,7 @@ impl Plan {
         for name in
             now.vms.iter().map(|vm| &vm.name).filter(|name| !vms.contains_key(name.as_str()))
         {
-            self.steps.push(Step::RemoveVm(name.clone()));
+            self.steps.push(Step::RemoveVm(name.clone(), None));
             self.lines.push(format!("- vm {name}: its connections end"));
         }
         let gone = now.uplinks.iter().map(|uplink| &uplink.name);
@@ -301,11 +309,16 @@ impl Plan {
     }
 }
 
-/// A section of the configuration file.
-fn section(name: &str, keys: &Keys) -> String {
-    let keys = keys.iter().filter(|(key, _)| *key != "name");
-    let lines = keys.filter_map(|(key, value)| Some(format!("{key} = {}\n", value.as_ref()?)));
-    format!("[[vm]]\nname = {}\n{}", quoted(name), lines.collect::<String>())
+/// A VM that is there, as it is written in a file.
+pub(super) fn section_of(vm: &VmConfig) -> String {
+    let keys = given_keys(vm).into_iter().filter(|(key, _)| *key != "name");
+    let lines = keys.filter_map(|(key, value)| Some(format!("{key} = {}\n", value?)));
+    format!("[[vm]]\nname = {}\n{}", quoted(&vm.name), lines.collect::<String>())
+}
+
+fn given_keys(vm: &VmConfig) -> Keys {
+    let default = VmConfig::of(&vm.name, &BTreeMap::new()).map(|vm| vm.keys());
+    default.map_or_else(|_| vm.keys(), |default| given(&default, vm.keys()))
 }
 
 /// The keys that differ from the default.

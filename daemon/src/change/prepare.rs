@@ -8,6 +8,7 @@ use nightporter_api::Change;
 use nightporter_core::store::arena::ArenaSize;
 
 use super::file::File;
+use super::plan::section_of;
 use super::resources::{Failure, Resources};
 use super::{Means, Plan, Prepared, Preparer, Refusal, Running, partial};
 use crate::arena_file;
@@ -33,7 +34,16 @@ pub(super) fn prepare(
         let (reached, left) = partial::reachable(&running.config, &target.config)?;
         (target.config, waits) = (Arc::new(reached), left);
     }
-    let plan = Plan::between(&running.config, &target.config);
+    let mut plan = Plan::between(&running.config, &target.config);
+    match change {
+        Change::RemoveVm { drain_ms: Some(ms), .. } => plan.set_drain(*ms),
+        // It may be there already, and be saved now.
+        Change::AddVm { name, .. } => {
+            let vm = target.config.vms.iter().find(|vm| vm.name == *name);
+            plan.section = vm.map(section_of);
+        }
+        _ => {}
+    }
     let owners = means.owners.clone().map_err(|e| refusal(&e))?;
     let mut prepared = Prepared { plan, target, resources: Resources::default(), owners };
     let vms = &prepared.target.config.vms;
@@ -99,8 +109,12 @@ fn target(change: &Change, running: &Running, file: &mut File) -> Result<Running
         match change {
             Change::Reload {} => {}
             Change::AddVm { name, keys } => {
-                config.vms.push(VmConfig::of(name, keys).map_err(|e| problems(&e))?);
-                target.by_command.insert(name.clone());
+                let vm = VmConfig::of(name, keys).map_err(|e| problems(&e))?;
+                if !config.vms.contains(&vm) {
+                    is_free(config, &vm)?;
+                    config.vms.push(vm);
+                    target.by_command.insert(name.clone());
+                }
             }
             Change::SetVm { keys, .. } if keys.contains_key("name") => {
                 return Err(Refusal {
@@ -113,7 +127,7 @@ fn target(change: &Change, running: &Running, file: &mut File) -> Result<Running
                 let vm = vm.ok_or_else(|| unknown("VM", name))?;
                 *vm = vm.with(keys).map_err(|e| problems(&e))?;
             }
-            Change::RemoveVm { name } => {
+            Change::RemoveVm { name, .. } => {
                 let before = config.vms.len();
                 config.vms.retain(|vm| vm.name != *name);
                 if config.vms.len() == before {
@@ -143,6 +157,18 @@ fn target(change: &Change, running: &Running, file: &mut File) -> Result<Running
     Ok(target)
 }
 
+/// Nobody has the tap of a VM that comes; an uplink's is found with all that must be unique.
+fn is_free(config: &Config, vm: &VmConfig) -> Result<(), Refusal> {
+    let Some(tap) = &vm.tap else { return Ok(()) };
+    if let Some(other) = config.vms.iter().find(|other| other.tap.as_ref() == Some(tap)) {
+        return Err(Refusal {
+            what: format!("{tap} is attached already, as VM {}", other.name),
+            fix: format!("nightporter detach {tap}, if it is to be another; nothing was changed"),
+        });
+    }
+    Ok(())
+}
+
 /// The arena's size: no less than it has, and while budgets get smaller both the old and the new.
 fn size(running: &Running, wanted: &Config, plan: &Plan, excess_pages: u64) -> ArenaSize {
     let smaller: u64 = plan
@@ -165,7 +191,7 @@ fn size(running: &Running, wanted: &Config, plan: &Plan, excess_pages: u64) -> A
 fn open(prepared: &mut Prepared, now: &Config, means: &Means) -> Result<(), Refusal> {
     let Prepared { plan, resources, owners, .. } = prepared;
     for step in &plan.steps {
-        if let Step::RemoveVm(name) = step {
+        if let Step::RemoveVm(name, _) = step {
             now.vms.iter().filter(|vm| vm.name == *name).for_each(|vm| resources.note_freed(vm));
         }
         let opened = resources.open(step, owners, &means.openings, CLOSING_MAX);

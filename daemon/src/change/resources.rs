@@ -71,7 +71,7 @@ impl Resources {
     ) -> Result<(), Failure> {
         watchdog::handle_control(Some(monotonic_now()));
         match step {
-            Step::RemoveVm(_)
+            Step::RemoveVm(..)
             | Step::RemoveUplink(_)
             | Step::RemoveOverlay(_)
             | Step::SetOverlay(_)

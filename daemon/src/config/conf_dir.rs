@@ -1,12 +1,13 @@
 //! The files beside the configuration file: `conf.d/*.toml`, in the order of their names. They have
 //! ports alone, so they are read behind the file as if they stood in it.
 
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use toml::de::{DeTable, DeValue};
 
-use super::reader::{Place, Problem, Problems};
+use super::reader::{Document, Place, Problem, Problems};
 
 /// The directory of these files, beside the configuration file.
 const DIR: &str = "conf.d";
@@ -28,7 +29,11 @@ impl Texts {
     /// One cannot be read; or has something else than ports.
     pub(super) fn read(path: &Path) -> Result<Self, Problems> {
         let mut texts = Self { text: read(path, path)?, ..Self::default() };
-        for file in files(path)? {
+        let files = files(path)?;
+        if !files.is_empty() {
+            parse_alone(path, &texts.text)?;
+        }
+        for file in files {
             let more = read(path, &file)?;
             check(&file, &more)?;
             if !texts.text.ends_with('\n') {
@@ -100,9 +105,17 @@ fn files(path: &Path) -> Result<Vec<PathBuf>, Problems> {
     Ok(files)
 }
 
+/// A string or list that has no end in its own file would have one in the next.
+fn parse_alone(file: &Path, text: &str) -> Result<(), Problems> {
+    let (overrides, file) = (BTreeMap::new(), file.display().to_string());
+    let list = Document::parse(text, &overrides).problems;
+    if list.is_empty() { Ok(()) } else { Err(Problems { file, list }) }
+}
+
 /// A key before the first section would be one of the file before.
 fn check(file: &Path, text: &str) -> Result<(), Problems> {
-    let (root, _) = DeTable::parse_recoverable(text); // errors are found with the whole text
+    parse_alone(file, text)?;
+    let (root, _) = DeTable::parse_recoverable(text);
     let is_port = |key: &str, value: &DeValue<'_>| {
         SECTIONS.contains(&key) && matches!(value, DeValue::Array(_))
     };
@@ -124,8 +137,6 @@ fn problem((file, line): (&str, usize), what: String, fix: &str) -> Problems {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
     use crate::config::Config;
 
@@ -172,6 +183,22 @@ mod tests {
         assert!(said.starts_with("/conf.d/20.toml:3: vm.c.mtu: 1 is outside"), "{said}");
         dir.write("np.toml", "[[vm]]\nname = \"a\"\nmtu = 2");
         assert!(dir.load().unwrap_err().starts_with("/np.toml:3: vm.a.mtu: 2 is outside"));
+    }
+
+    #[test]
+    fn a_string_without_an_end_is_found_in_its_own_file() {
+        let dir = Dir::new("alone");
+        let (good, bad) = ("[[vm]]\nname = \"a\"\n", "[[vm]]\nips = [\"192.0.2.1\",\n");
+        let files = ["np.toml", "conf.d/10.toml", "conf.d/20.toml"];
+        for file in files {
+            files.iter().for_each(|it| dir.write(it, ""));
+            dir.write("np.toml", good);
+            dir.write(file, bad);
+            let said = dir.load().unwrap_err();
+            let expected = format!("/{file}:");
+            assert!(said.lines().all(|line| !line.starts_with('/') || line.starts_with(&expected)));
+            assert!(said.starts_with(&expected) && said.contains("not valid TOML"), "{said}");
+        }
     }
 
     #[test]

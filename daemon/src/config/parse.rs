@@ -286,13 +286,15 @@ impl Unique {
     fn check(self, doc: &mut Document<'_>) {
         let mut first: BTreeMap<(&str, &str), &str> = BTreeMap::new();
         for (key, value, label, span) in &self.seen {
-            match first.entry((*key, value)) {
+            let kind = if *key == "tap" { "ifname" } else { key };
+            match first.entry((kind, value)) {
                 Entry::Vacant(entry) => {
                     entry.insert(label);
                 }
                 Entry::Occupied(entry) => {
                     let what = format!("\"{value}\" is already used by {}", entry.get());
                     let fix = match *key {
+                        "tap" => "keep one of them: an interface is one port's",
                         "bridge" => "keep one of them: two uplinks into one bridge make a loop",
                         _ => "give each its own",
                     };

@@ -207,7 +207,7 @@ impl Control {
                 _ => {}
             }
             match step {
-                Step::RemoveUplink(name) | Step::RemoveOverlay(name) | Step::RemoveVm(name) => {
+                Step::RemoveUplink(name) | Step::RemoveOverlay(name) | Step::RemoveVm(name, _) => {
                     self.interfaces.remove(name);
                 }
                 Step::SetOverlay(overlay) => self.interfaces.set(overlay),

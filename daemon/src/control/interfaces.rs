@@ -164,6 +164,7 @@ impl Interfaces {
             let name = at.wanted.name();
             let (trouble, bridge) = match (&at.wanted, &at.state) {
                 (Wanted::Uplink(config), State::Uplink(index)) => links.judge(config, *index),
+                (Wanted::Attached(_), State::Uplink(index)) => (links.judge_tap(*index), 0),
                 (_, State::Lost(why)) => (Some(why.clone()), 0),
                 _ => (None, 0),
             };
@@ -175,8 +176,8 @@ impl Interfaces {
             });
             if at.trouble != trouble {
                 match &trouble {
-                    Some(trouble) => tracing::warn!(uplink = %name, "{}", trouble.what),
-                    None => tracing::info!(uplink = %name, "the uplink works again"),
+                    Some(trouble) => tracing::warn!(port = %name, "{}", trouble.what),
+                    None => tracing::info!(port = %name, "the port works again"),
                 }
                 at.trouble = trouble;
             }

@@ -156,6 +156,16 @@ impl LinkWatch {
         (Some(trouble), link.master)
     }
 
+    /// Why the tap of a VM has no frames, if it has none.
+    pub(super) fn judge_tap(&self, index: u32) -> Option<String> {
+        let Link { name, flags, .. } = self.links.get(&index)?;
+        match (flags & UP, flags & RUNNING) {
+            (0, _) => Some(format!("{name} is down")),
+            (_, 0) => Some(format!("nobody holds {name}: the VM does not run")),
+            _ => None,
+        }
+    }
+
     /// Whether an uplink that should be in a bridge is in none.
     pub(super) fn is_outside(&self, config: &UplinkConfig, index: u32) -> bool {
         let link = self.links.get(&index);
@@ -242,6 +252,15 @@ mod tests {
         assert_eq!(other, said("np0 is in br0, not in no such br; it is left there", 9));
         let down = message(NEW_LINK, 0, 9, 0, None);
         assert_eq!(judge(&[down], None), said("its bridge is down", 9));
+        assert_eq!(watch.judge_tap(7), None);
+        watch.note_all(&message(NEW_LINK, 0, 7, UP, None));
+        let nobody = "nobody holds np0: the VM does not run";
+        assert_eq!(watch.judge_tap(7).as_deref(), Some(nobody));
+        watch.note_all(&message(NEW_LINK, 0, 7, both, master));
+        let mut judge = |messages: &[Vec<u8>], bridge| {
+            watch.note_all(&messages.concat());
+            watch.judge(&config(bridge), 7)
+        };
         // A bridge's message about its port is not about the interface.
         assert_eq!(judge(&[message(DELETED_LINK, 7, 7, both, master)], None).1, 9);
         assert_eq!(judge(&[message(DELETED_LINK, 0, 7, both, None)], None), (None, 0));

@@ -18,7 +18,7 @@ use crate::port::{Port, Wanted};
 use crate::token::Token;
 use crate::vhost::Source;
 
-/// How long a tap that is detached waits for connections that owe.
+/// How long a tap that is detached waits for connections that owe, unless it is said.
 const DETACH_MAX: Duration = Duration::from_secs(10);
 /// Between two looks at a tap that is being detached.
 pub(super) const DETACH_LOOK: Duration = Duration::from_millis(10);
@@ -154,13 +154,19 @@ impl DataPath {
 
     /// Goes on detaching a tap. `true`: nothing of it is under way any more. Nothing has to be done
     /// for a VM without a tap.
-    pub(super) fn detach(&mut self, now: Instant, id: PortId, at: &mut Option<Detaching>) -> bool {
+    pub(super) fn detach(
+        &mut self,
+        now: Instant,
+        id: PortId,
+        drain: Option<Duration>,
+        at: &mut Option<Detaching>,
+    ) -> bool {
         let Some(port) = self.ports.of_mut(id).port.as_attached_mut() else { return true };
         let linger = Duration::from_secs(LINGER.as_secs());
         match *at {
             None => {
                 self.engine.drain(now, id);
-                *at = Some(Detaching::Drains(now + DETACH_MAX));
+                *at = Some(Detaching::Drains(now + drain.unwrap_or(DETACH_MAX)));
             }
             Some(Detaching::Drains(_)) if self.engine.is_drained(id) => {
                 port.unlink();

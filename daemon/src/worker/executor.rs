@@ -147,7 +147,7 @@ impl Executor {
         step: Step,
         opened: Opened,
     ) -> Result<(), String> {
-        if let Step::RemoveVm(name) = &step {
+        if let Step::RemoveVm(name, _) = &step {
             path.ports.find(name).into_iter().for_each(|id| self.survey.forget_port(id));
         }
         let gone = path.take_step(now, epoll, step, opened)?;

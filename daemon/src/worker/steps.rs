@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use nightporter_core::engine::AddPortError;
 use nightporter_core::port::{PortConfig, PortId};
-use nightporter_core::time::Instant;
+use nightporter_core::time::{Duration, Instant};
 use nightporter_registry::Station;
 use nix::sys::epoll::Epoll;
 
@@ -27,8 +27,9 @@ use crate::vhost::vsock::Vsock;
 /// One thing to do.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Step {
-    /// The VM's port goes; its connections end (LIFE-05).
-    RemoveVm(String),
+    /// The VM's port goes; its connections end (LIFE-05). If it has a tap, they have so long until
+    /// none owes anything; `None`: [`super::attached::DETACH_MAX`].
+    RemoveVm(String, Option<Duration>),
     /// The uplink goes.
     RemoveUplink(String),
     /// The overlay goes.
@@ -94,12 +95,12 @@ impl Stepping {
     /// Ends the connections that the step ends. `false`: they are many, and not all have ended.
     pub(super) fn prepare(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) -> bool {
         match &self.step {
-            Step::RemoveVm(name) => {
+            Step::RemoveVm(name, drain) => {
                 let Some(id) = path.ports.find(name) else { return true };
                 if now < self.look_at {
                     return false;
                 }
-                if !path.detach(now, id, &mut self.detaching) {
+                if !path.detach(now, id, *drain, &mut self.detaching) {
                     self.look_at = now + DETACH_LOOK;
                     return false;
                 }
@@ -136,7 +137,7 @@ impl DataPath {
             path.ports.find(name).ok_or_else(|| format!("there is no port {name}"))
         };
         match step {
-            Step::RemoveVm(name) | Step::RemoveUplink(name) | Step::RemoveOverlay(name) => {
+            Step::RemoveVm(name, _) | Step::RemoveUplink(name) | Step::RemoveOverlay(name) => {
                 let id = port(path, &name)?;
                 path.forget_attached(now, epoll, id);
                 path.remove_port(now, epoll, id);

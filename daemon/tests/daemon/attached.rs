@@ -297,12 +297,19 @@ fn a_tap_is_attached_and_detached_amid_a_connection_which_goes_on() {
             what.starts_with("vm web1: there is no interface vm9") && fix.contains("start the VM"),
             "{what}: {fix}"
         );
+        let (what, fix) = host.refuses(Change::AddVm { name: "npv9".into(), keys: keys("npv9") });
+        assert!(what.contains("npv9 is called as those taps"), "{what}: {fix}");
         for round in 0..3 {
             host.change(Change::AddVm { name: "web1".into(), keys: keys("vm0") });
+            // Once more, as when it is saved; and by another name.
+            let again = host.change(Change::AddVm { name: "web1".into(), keys: keys("vm0") });
+            assert!(again.steps.is_empty() && again.section.is_some(), "{again:?}");
+            let (what, _) = host.refuses(Change::AddVm { name: "web2".into(), keys: keys("vm0") });
+            assert_eq!(what, "vm0 is attached already, as VM web1");
             let payload = [round; 500];
             street.uploads(u32::from(round) * 1000, &payload);
             assert_eq!(street.gets(G).payload, payload, "an old connection passes");
-            host.change(Change::RemoveVm { name: "web1".into() });
+            host.change(Change::RemoveVm { name: "web1".into(), drain_ms: None });
             street.uploads(u32::from(round) * 1000 + 500, &payload);
             assert_eq!(street.gets(G).payload, payload);
             street.sends_frame(G, &echo(round.into()));
@@ -311,6 +318,26 @@ fn a_tap_is_attached_and_detached_amid_a_connection_which_goes_on() {
         assert!(host.names().is_empty(), "{:?}", host.names());
         // They are closed behind the worker.
         until(|| !links().contains("npv") && !links().contains("npn"));
+    });
+}
+
+#[test]
+#[ignore = "needs root: it attaches taps"]
+fn a_tap_is_detached_as_late_as_is_wanted_and_what_is_still_owed_then_is_reset() {
+    Street::run(|street| {
+        let dir = Dir::new();
+        let host = Host::start(&dir, &dir.configure("metrics = \"off\"", &vm()));
+        host.until("web1", |port| port.link);
+        street.sends_frame(G, &echo(7)); // which shows its MAC
+        street.gets_frame(R);
+        street.connects();
+        street.uploads(0, &[7; 1000]);
+        assert_eq!(street.gets(R).ack, R_ISN.wrapping_add(1001));
+        let start = Instant::now();
+        host.change(Change::RemoveVm { name: "web1".into(), drain_ms: Some(300) });
+        let took = start.elapsed();
+        assert!(took >= Duration::from_millis(300) && took < Duration::from_secs(8), "{took:?}");
+        assert_ne!(street.gets(R).flags & RST, 0);
     });
 }
 
@@ -381,7 +408,7 @@ fn a_tap_that_goes_and_comes_back_is_attached_again() {
         drop(street);
         host.until("web1", |port| !port.link);
         assert!(host.port("web1").vm.is_some_and(|vm| vm.listens));
-        host.change(Change::RemoveVm { name: "web1".into() });
+        host.change(Change::RemoveVm { name: "web1".into(), drain_ms: None });
         let _other = member("vm1");
         let keys = BTreeMap::from([("tap".to_owned(), "vm1".to_owned())]);
         host.change(Change::AddVm { name: "web1".into(), keys });

@@ -39,7 +39,7 @@ fn add(dir: &Dir, name: &str, more: &[(&str, &str)]) -> Change {
 }
 
 fn remove(name: &str) -> Change {
-    Change::RemoveVm { name: name.into() }
+    Change::RemoveVm { name: name.into(), drain_ms: None }
 }
 
 fn set(name: &str, given: &[(&str, &str)]) -> Change {

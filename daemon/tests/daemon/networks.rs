@@ -185,7 +185,7 @@ fn what_goes_in_one_network_ends_nothing_in_the_other() {
     assert!(two.change(Change::Reload {}).done);
     // A VM of the first network goes.
     let (at_a, _) = connect(&mut a, &mut b, SERVER);
-    two.change(Change::RemoveVm { name: "b".into() });
+    two.change(Change::RemoveVm { name: "b".into(), drain_ms: None });
     until(&mut [&mut a], "it is reset", |g| g[0].socket(at_a).is_reset);
     is_green_alone(&mut x, &mut y, b"after b");
     assert_eq!(try_connect(&mut a, "10.0.0.4:80"), Err(NATIVE));

@@ -91,7 +91,7 @@ fn a_daemon_goes_on_without_its_broker_and_says_so() {
     let (what, fix) = host.refuses(Change::AddUplink { name: "lan".into(), keys });
     assert!(what.contains("has ended") && fix.contains("restart"), "{what} {fix}");
     // All else can change.
-    host.change(Change::RemoveVm { name: "b".into() });
+    host.change(Change::RemoveVm { name: "b".into(), drain_ms: None });
 }
 
 fn pid(of: u32) -> Pid {

@@ -490,7 +490,7 @@ fn the_device_comes_changes_and_goes_while_the_daemon_runs() {
     let (at_a, at_b) = connect(&mut a, &mut b, SERVER);
     a.write(at_a, b"hello");
     until(&mut [&mut a, &mut b], "bytes", |g| g[1].socket(at_b).got == b"hello");
-    host.change(Change::RemoveVm { name: "b".into() });
+    host.change(Change::RemoveVm { name: "b".into(), drain_ms: None });
     until(&mut [&mut a], "it has gone", |g| g[0].socket(at_a).is_reset);
     assert!(!socket(&dir, "b").exists());
 }
@@ -535,7 +535,7 @@ fn a_guest_of_many_sockets_goes_in_steps_and_who_comes_next_waits_for_them() {
     until(&mut [&mut a, &mut b], "bytes", |g| g[1].socket(at_b).got == b"again");
     let all: Vec<Ports> = (0..700).map(|_| try_connect(&mut a, SERVER).unwrap()).collect();
     until(&mut [&mut a, &mut b], "all are open", |g| all.iter().all(|p| g[0].socket(*p).is_open));
-    host.change(Change::RemoveVm { name: "b".into() });
+    host.change(Change::RemoveVm { name: "b".into(), drain_ms: None });
     until(&mut [&mut a], "all are reset", |g| all.iter().all(|p| g[0].socket(*p).is_reset));
 }
 

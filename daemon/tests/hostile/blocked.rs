@@ -80,7 +80,7 @@ fn who_passes_his_own_connection_keeps_his_own_port_until_it_is_removed() {
     second.set_read_timeout(Some(LIMIT)).unwrap();
     assert_eq!(second.read(&mut [0; 20]).unwrap(), 0, "it is turned away");
     street.goes_on();
-    street.host.change(Change::RemoveVm { name: "bad".into() });
+    street.host.change(Change::RemoveVm { name: "bad".into(), drain_ms: None });
     street.host.change(Change::Reload {}); // the file still has it
     let _next = Guest::boot(&path, PLAIN);
     street.host.until("bad", |bad| bad.link);
