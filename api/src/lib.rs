@@ -430,6 +430,9 @@ pub struct VmStatus {
     pub memory_faults: u64,
     /// Times that a descriptor of its VMM kept the daemon waiting, which took down the port.
     pub blocked: u64,
+    /// The state of its tap; `None`: it has none, or the tap is not there.
+    #[serde(default)]
+    pub attached: Option<AttachedStatus>,
     /// Bytes of store that the VM may use.
     pub budget_bytes: u64,
     /// Bytes of it that are reserved for promises, held or not.
@@ -451,6 +454,27 @@ pub struct VmStatus {
     /// Counters since the daemon started, by name: `core/src/counters.rs` lists them all.
     #[serde(flatten)]
     pub counters: BTreeMap<String, u64>,
+}
+
+/// A VM's tap, since it was attached (docs/taps.md).
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct AttachedStatus {
+    /// Frames of the VM that passed the daemon by, because it was away.
+    pub plain_from_vm: u64,
+    /// And those for the VM.
+    pub plain_to_vm: u64,
+    /// Frames of the VM that were lost, because the daemon did not take them in time.
+    pub lost_from_vm: u64,
+    /// And those for the VM.
+    pub lost_to_vm: u64,
+    /// Frames that its VMM has yet to read.
+    pub queue_frames: u64,
+    /// Their bytes.
+    pub queue_bytes: u64,
+    /// The most frames that the daemon puts there.
+    pub window_frames: u64,
+    /// And the most bytes.
+    pub window_bytes: u64,
 }
 
 /// A VM's account at the booster (docs/boost.md), as `nightporter-boost` tells it. Counters are

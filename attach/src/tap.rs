@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
 use nix::libc;
@@ -29,6 +29,7 @@ mod ioctl {
     use nix::libc;
     nix::ioctl_write_int!(set_iff, b'T', 202);
     nix::ioctl_write_int!(set_offload, b'T', 208);
+    nix::ioctl_read!(iff, b'T', 210, libc::c_uint);
     nix::ioctl_write_ptr!(set_vnet_hdr_size, b'T', 216, libc::c_int);
     nix::ioctl_write_ptr!(set_vnet_le, b'T', 220, libc::c_int);
     nix::ioctl_write_ptr_bad!(set_flags, libc::SIOCSIFFLAGS, libc::ifreq);
@@ -118,6 +119,20 @@ impl Tap {
     }
 }
 
+/// The name of an open tap, wherever it was opened.
+///
+/// # Errors
+/// It is none.
+pub fn name_of(fd: BorrowedFd<'_>) -> io::Result<String> {
+    let mut request = request("", 0);
+    // TUNGETIFF is declared as reading an int but writes an ifreq.
+    let pointer = (&raw mut request).cast();
+    // SAFETY: the kernel writes one ifreq behind the pointer, which outlives the call.
+    // JUSTIFICATION: no crate wraps this ioctl.
+    unsafe { ioctl::iff(fd.as_raw_fd(), pointer) }?;
+    name_in(&request)
+}
+
 /// Makes it a tap, with this pattern for its name. The name.
 fn set_up(file: &File, pattern: &str, flags: libc::c_int) -> io::Result<String> {
     let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | flags;
@@ -134,6 +149,10 @@ fn set_up(file: &File, pattern: &str, flags: libc::c_int) -> io::Result<String> 
         ioctl::set_vnet_hdr_size(fd, &raw const HEADER)?;
         ioctl::set_vnet_le(fd, &raw const ONE)?;
     }
+    name_in(&request)
+}
+
+fn name_in(request: &libc::ifreq) -> io::Result<String> {
     let name = request.ifr_name.iter().take_while(|byte| **byte != 0);
     let name = name.flat_map(|byte| byte.to_ne_bytes()).collect();
     String::from_utf8(name).map_err(|_| io::ErrorKind::InvalidData.into())

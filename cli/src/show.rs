@@ -3,10 +3,11 @@
 use std::io::{self, Write};
 
 use nightporter_api::{
-    FlowInfo, Histogram, PortStatus, RegistryStatus, StandingFlow, StationInfo, Status, ToeStatus,
-    VmStatus,
+    AttachedStatus, FlowInfo, Histogram, PortStatus, RegistryStatus, StandingFlow, StationInfo,
+    Status, ToeStatus, VmStatus,
 };
 
+use crate::changes::tap_of;
 use crate::flows::OVER;
 
 /// Longest name in a table: with it a line has 80 columns.
@@ -19,12 +20,13 @@ pub(crate) fn status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
     let up = duration(status.uptime_s);
     writeln!(out, "nightporterd {}, pid {}, up {up}{stopping}", status.version, status.pid)?;
     writeln!(out)?;
+    let ports = whole(&status.ports);
     let heads = ["PORT", "KIND", "LINK", "OFFLOAD", "FLOWS", "HELD", "IN", "OUT", "DROPS"];
     let mut rows = vec![heads.map(String::from)];
-    rows.extend(status.ports.iter().map(port_row));
+    rows.extend(ports.iter().map(port_row));
     table(out, &rows)?;
     gains(out, status)?;
-    for port in status.ports.iter().filter(|p| !p.drops.is_empty()) {
+    for port in ports.iter().filter(|p| !p.drops.is_empty()) {
         let drops: Vec<_> = port.drops.iter().map(|(reason, n)| format!("{reason} {n}")).collect();
         writeln!(out, "{} dropped: {}{}", port.name, drops.join(", "), spoofed(port))?;
     }
@@ -55,6 +57,22 @@ pub(crate) fn status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
     Ok(())
 }
 
+/// A VM whose tap is attached is two ports for the daemon, and one here: the drops at its other
+/// end, `NAME/net`, are added to its own.
+fn whole(ports: &[PortStatus]) -> Vec<PortStatus> {
+    let of = |end: &PortStatus| {
+        let vm = end.name.strip_suffix("/net")?;
+        ports.iter().position(|port| port.name == vm && tap_of(port).is_some())
+    };
+    let mut all = ports.to_vec();
+    for (end, vm) in ports.iter().filter_map(|end| Some((end, of(end)?))) {
+        for (reason, n) in &end.drops {
+            *all[vm].drops.entry(reason.clone()).or_default() += n;
+        }
+    }
+    all.into_iter().filter(|port| of(port).is_none()).collect()
+}
+
 /// The troubles of a VM, and its limits.
 pub(crate) fn troubles(out: &mut dyn Write, name: &str, vm: &VmStatus) -> io::Result<()> {
     let ways =
@@ -68,6 +86,18 @@ pub(crate) fn troubles(out: &mut dyn Write, name: &str, vm: &VmStatus) -> io::Re
             "{name} has posted no receive buffer that the daemon sees: is the guest's interface \
              up, and the VM's memory shared (share=on)?"
         )?;
+    }
+    if let Some(AttachedStatus { plain_from_vm, plain_to_vm, lost_from_vm, lost_to_vm, .. }) =
+        vm.attached
+    {
+        for (from, to, what) in [
+            (plain_from_vm, plain_to_vm, "passed the daemon by, because it was away"),
+            (lost_from_vm, lost_to_vm, "were lost, because the daemon did not take them in time"),
+        ] {
+            if from + to > 0 {
+                writeln!(out, "{from} frames of {name} and {to} for it {what}")?;
+            }
+        }
     }
     if vm.ring_faults > 0 {
         writeln!(
@@ -171,7 +201,7 @@ fn port_row(port: &PortStatus) -> [String; 9] {
     let [offload, flows, held] = of_vm;
     [
         shortened(&port.name),
-        port.kind.clone(),
+        if tap_of(port).is_some() { "vm/tap".into() } else { port.kind.clone() },
         if port.link { "up".into() } else { "down".into() },
         offload,
         flows,
@@ -453,11 +483,27 @@ mod tests {
             vm: Some(vm),
             ..PortStatus::default()
         };
+        let attached = AttachedStatus { plain_to_vm: 3, lost_from_vm: 7, ..Default::default() };
+        let vnet0 = PortStatus {
+            name: "vnet0".into(),
+            kind: "vm".into(),
+            link: true,
+            keys: BTreeMap::from([("tap".into(), "\"vnet0\"".into())]),
+            drops: BTreeMap::from([("duplicate".into(), 1)]),
+            vm: Some(VmStatus { listens: true, attached: Some(attached), ..VmStatus::default() }),
+            ..PortStatus::default()
+        };
+        let end = PortStatus {
+            name: "vnet0/net".into(),
+            kind: "tap".into(),
+            drops: BTreeMap::from([("duplicate".into(), 2)]),
+            ..PortStatus::default()
+        };
         let s = Status {
             version: "1.2.3".into(),
             pid: 7,
             uptime_s: 61,
-            ports: vec![lan, wan, web1],
+            ports: vec![lan, wan, web1, vnet0, end],
             ..Status::default()
         };
         let mut text = Vec::new();
@@ -466,18 +512,24 @@ mod tests {
             String::from_utf8(text).unwrap(),
             "nightporterd 1.2.3, pid 7, up 1 min 1 s\n\
              \n\
-             PORT  KIND  LINK  OFFLOAD  FLOWS  HELD  IN    OUT  DROPS\n\
-             lan   tap   up    -        -      -     5.0M  0    2\n\
-             wan   tap   down  -        -      -     0     0    0\n\
-             web1  vm    down  on       4      2.0K  0     0    0\n\
+             PORT   KIND    LINK  OFFLOAD  FLOWS  HELD  IN    OUT  DROPS\n\
+             lan    tap     up    -        -      -     5.0M  0    2\n\
+             wan    tap     down  -        -      -     0     0    0\n\
+             web1   vm      down  on       4      2.0K  0     0    0\n\
+             vnet0  vm/tap  up    off      0      0     0     0    3\n\
              \n\
-             VM    CONGESTION  EARLY  SAVED/ACK  p99    SAVED/SEND  p99\n\
-             web1  paused      11M    27 ms      66 ms  -           -\n\
+             VM     CONGESTION  EARLY  SAVED/ACK  p99    SAVED/SEND  p99\n\
+             web1   paused      11M    27 ms      66 ms  -           -\n\
+             vnet0  off         0      -          -      -           -\n\
              lan dropped: hairpin 2\n\
+             vnet0 dropped: duplicate 3\n\
              wan: np1 is not in br0\n\
              web1 has not acknowledged 2.0K of connection 7 (10.0.0.2:80 with 10.0.0.9:4000) for \
              75 s: its application does not read\n\
-             web1 has a limit of 100 Mbit/s to it\n"
+             web1 has a limit of 100 Mbit/s to it\n\
+             0 frames of vnet0 and 3 for it passed the daemon by, because it was away\n\
+             7 frames of vnet0 and 0 for it were lost, because the daemon did not take them in \
+             time\n"
         );
     }
 

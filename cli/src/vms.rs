@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use clap::Args;
-use nightporter_api::{Histogram, PortStatus, Status};
+use nightporter_api::{Histogram, PortStatus, Status, VmStatus};
 
+use crate::changes::tap_of;
 use crate::client::Client;
 use crate::flows::CLEAR;
 use crate::show::{self, bytes};
@@ -155,8 +156,8 @@ fn all(out: &mut dyn Write, port: &PortStatus) -> io::Result<()> {
     let flows = flows.collect::<Vec<_>>().join(", ");
     let both = |frames: u64, of: u64| format!("{} in {frames} frames", bytes(of));
     let mut rows = vec![("link", link)];
-    match port.keys.get("tap") {
-        Some(tap) => rows.push(("tap", tap.trim_matches('"').into())),
+    match tap_of(port) {
+        Some(tap) => rows.extend(attached(tap, vm)),
         None => rows.extend([("VMM", vmm), ("rings", rings)]),
     }
     rows.extend([
@@ -193,6 +194,23 @@ fn all(out: &mut dyn Write, port: &PortStatus) -> io::Result<()> {
     section(out, "configuration", &port.keys)
 }
 
+/// How a VM is attached.
+fn attached(tap: &str, vm: &VmStatus) -> Vec<(&'static str, String)> {
+    let mut rows = vec![("attached by its tap", tap.to_owned())];
+    if let Some(it) = &vm.attached {
+        let both = |from: u64, to: u64| format!("{from} frames of the guest, {to} for it");
+        let [queue, window] = [it.queue_bytes, it.window_bytes].map(bytes);
+        let queue =
+            format!("{} of {} frames, {queue} of {window}", it.queue_frames, it.window_frames);
+        rows.extend([
+            ("in the tap's queue", queue),
+            ("passed the daemon by", both(it.plain_from_vm, it.plain_to_vm)),
+            ("lost before the daemon", both(it.lost_from_vm, it.lost_to_vm)),
+        ]);
+    }
+    rows
+}
+
 /// A heading and a line for each entry, if there is one.
 fn section<K: AsRef<str>, V: ToString>(
     out: &mut dyn Write,
@@ -211,7 +229,7 @@ fn section<K: AsRef<str>, V: ToString>(
 
 #[cfg(test)]
 mod tests {
-    use nightporter_api::VmStatus;
+    use nightporter_api::AttachedStatus;
 
     use super::*;
 
@@ -293,10 +311,22 @@ mod tests {
         }
         let mut attached = port("web3", None);
         attached.keys.insert("tap".into(), "\"vnet0\"".into());
+        let queue = AttachedStatus {
+            queue_frames: 3,
+            queue_bytes: 2048,
+            window_frames: 64,
+            window_bytes: 2 << 20,
+            ..AttachedStatus::default()
+        };
+        attached.vm.as_mut().unwrap().attached = Some(queue);
         let mut out = Vec::new();
         all(&mut out, &attached).unwrap();
         let text = String::from_utf8(out).unwrap();
-        let tap = "  tap                          vnet0\n";
+        let tap = "  attached by its tap          vnet0\n";
+        assert!(
+            text.contains("  in the tap's queue           3 of 64 frames, 2.0K of 2.0M\n"),
+            "{text}"
+        );
         assert!(
             text.contains(tap) && !text.contains("  VMM ") && !text.contains("rings"),
             "{text}"

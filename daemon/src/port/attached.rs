@@ -7,12 +7,14 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fs::{self, File};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use nightporter_api::AttachedStatus;
 use nightporter_attach::area::{Plain, SLOTS, View};
+use nightporter_attach::tap;
 use nightporter_core::turn::{Received, Sent};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
@@ -33,6 +35,8 @@ const STILL_MAX: Duration = Duration::from_millis(500);
 const FORGET: Duration = Duration::from_secs(4);
 /// The first of the links are those of the daemon's taps; the others are of the VM's.
 const LINKS_OF_OWN_TAPS: usize = 4;
+/// Of the kernel, with their counters.
+const INTERFACES: &str = "/sys/devices/virtual/net";
 /// More than a counter's digits.
 const DIGITS_MAX: usize = 24;
 
@@ -83,6 +87,10 @@ pub struct AttachedPort {
     index: u32,
     view: View,
     slot: Slot,
+    /// The counts of the slot when it was attached.
+    plain_before: Plain,
+    /// The names of the daemon's taps: of the VM's frames, of the network's.
+    own_taps: [String; 2],
     window: Window,
     /// The VM has sent something since it was last looked at.
     has_sent: bool,
@@ -104,6 +112,8 @@ impl AttachedPort {
     /// For the VM with this configuration, whose tap is called `tap`.
     pub(crate) fn new(vm: &VmConfig, tap: &str, parts: Parts) -> Self {
         let Parts { index, from_vm, to_net, links, view, slot } = parts;
+        let own_taps = [&from_vm, &to_net].map(|fd| tap::name_of(fd.as_fd()).unwrap_or_default());
+        let plain_before = view.plain(slot.number().into());
         let end = |fd: OwnedFd, name: String| {
             let config = UplinkConfig {
                 name,
@@ -123,6 +133,8 @@ impl AttachedPort {
             index,
             view,
             slot,
+            plain_before,
+            own_taps,
             window: Window::new(tap, index),
             has_sent: false,
             waits: false,
@@ -159,6 +171,27 @@ impl AttachedPort {
         self.view.plain(self.slot.number().into())
     }
 
+    /// For operators.
+    pub(crate) fn status(&self) -> AttachedStatus {
+        let Plain { from_vm, from_net, .. } = self.plain().since(&self.plain_before);
+        // The kernel drops what finds the queue of a tap full, and counts it as not sent.
+        let lost = |tap: &String| {
+            let path = format!("{INTERFACES}/{tap}/statistics/tx_dropped");
+            fs::read_to_string(path).ok().and_then(|count| count.trim().parse().ok())
+        };
+        let [lost_from_vm, lost_to_vm] = self.own_taps.each_ref().map(|it| lost(it).unwrap_or(0));
+        AttachedStatus {
+            plain_from_vm: from_vm,
+            plain_to_vm: from_net,
+            lost_from_vm,
+            lost_to_vm,
+            queue_frames: self.window.queued.len() as u64,
+            queue_bytes: self.window.bytes as u64,
+            window_frames: WINDOW_FRAMES as u64,
+            window_bytes: WINDOW_BYTES as u64,
+        }
+    }
+
     /// The VM's tap is plain from now on; the port goes on giving back.
     pub(crate) fn unlink(&mut self) {
         self.links.truncate(LINKS_OF_OWN_TAPS);
@@ -180,6 +213,7 @@ impl AttachedPort {
         if !self.window.has_room() {
             return Sent::Full;
         }
+        self.window.begin();
         let sent = self.from_vm.send(hdr, parts);
         if sent == Sent::Done {
             self.window.note_sent(len);
@@ -231,7 +265,7 @@ struct Window {
 
 impl Window {
     fn new(tap: &str, index: u32) -> Self {
-        let dir = format!("/sys/devices/virtual/net/{tap}");
+        let dir = format!("{INTERFACES}/{tap}");
         let open = |name| File::open(format!("{dir}/statistics/{name}"));
         // The directory may be another network namespace's.
         let is_its = || fs::read_to_string(format!("{dir}/ifindex"));
@@ -271,9 +305,20 @@ impl Window {
         Some(counts)
     }
 
+    /// A frame is about to be sent. The counters of an empty queue are not read in each turn, and
+    /// may have moved with frames of others since it became empty.
+    fn begin(&mut self) {
+        if self.queued.is_empty() {
+            self.counts = self.read().unwrap_or(self.counts);
+        }
+    }
+
     /// Frames that have left the queue since the last look are gone. There may be more of those
     /// than we have sent: frames passed plain, or were cut for a reader without offloads.
     fn look(&mut self, now: Instant) {
+        if self.queued.is_empty() {
+            return; // nothing of ours can have been read
+        }
         let Some(counts) = self.read() else {
             return self.forget(); // nothing is known, or the tap has gone
         };
@@ -287,7 +332,7 @@ impl Window {
         let gone = gone.min(self.queued.len());
         self.bytes -= self.queued.drain(..gone).sum::<usize>();
         let is_still = now.duration_since(self.still_since) >= STILL_MAX;
-        if is_still && now >= self.may_forget_at && !self.queued.is_empty() {
+        if is_still && now >= self.may_forget_at {
             self.may_forget_at = now + FORGET;
             self.forget();
         }
@@ -372,12 +417,17 @@ mod tests {
         // One that has read something stands no more.
         write([1001, 8]);
         window.look(later);
+        // While nothing is queued, others' frames are not looked at.
+        write([2000, 8]);
+        window.has_moved = false;
+        window.look(later);
+        window.begin();
         window.note_sent(WINDOW_BYTES);
         window.look(window.still_since + STILL_MAX);
         assert!(window.is_open());
         window.note_sent(WINDOW_BYTES);
         window.look(window.may_forget_at);
-        assert!(window.is_open());
+        assert!(window.is_open() && !window.has_moved);
         std::fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -15,6 +15,7 @@ pub mod vhost_user;
 
 use std::os::fd::BorrowedFd;
 
+use nightporter_api::AttachedStatus;
 use nightporter_core::drops::DropReason;
 use nightporter_core::port::PortConfig;
 use nightporter_core::time::Instant;
@@ -233,6 +234,15 @@ impl Port {
     #[must_use]
     pub(crate) fn has_seen_buffers(&self) -> bool {
         !matches!(self, Self::Guest(guest) if !guest.port.has_seen_buffers())
+    }
+
+    /// The state of its tap, if one is attached.
+    #[must_use]
+    pub(crate) fn attached_status(&self) -> Option<AttachedStatus> {
+        match self {
+            Self::Attached(attached) => Some(attached.status()),
+            _ => None,
+        }
     }
 
     /// Counters of the device, if a VM is behind it.

@@ -81,7 +81,7 @@ const CALLS: &[libc::c_long] = &[
 ];
 
 /// `FIONBIO`, which is std's, and `SIOCGIFINDEX`.
-const IOCTLS: [u32; 2] = [0x5421, 0x8933];
+const IOCTLS: [u32; 3] = [0x5421, 0x8933, 0x8004_54d2];
 
 /// Operations on descriptors. Not F_SETOWN and F_SETSIG, which send any signal to any process.
 const COMMANDS: [libc::c_int; 7] = [
@@ -406,7 +406,7 @@ mod tests {
     #[test]
     fn interfaces_files_memory_and_threads_are_those_of_a_daemon() {
         let request = |request: i64| can(libc::SYS_ioctl, &[3, request]);
-        assert!(request(0x5421) && request(0x8933));
+        assert!(request(0x5421) && request(0x8933) && request(0x8004_54d2));
         // SIOCSIFFLAGS, SIOCSIFADDR, SIOCADDRT, SIOCSIFNETMASK, SIOCBRADDIF, SIOCBRDELIF,
         // SIOCSIFNAME; TUNSETIFF, TUNSETOWNER, TUNSETQUEUE; TIOCSTI.
         for other in [0x8914, 0x8916, 0x890b, 0x891c, 0x89a2, 0x89a3, 0x8923] {

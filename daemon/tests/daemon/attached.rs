@@ -17,7 +17,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::Signal;
 
 use crate::host::{Dir, Host, LIMIT};
-use crate::segment::{ACK, End, PSH, SYN, Seen, Segment, parse};
+use crate::segment::{ACK, End, PSH, RST, SYN, Seen, Segment, parse};
 use crate::uplinks::ip;
 
 /// Features of the VMM's reader (linux/if_tun.h): CSUM, TSO4, TSO6, ECN.
@@ -127,9 +127,13 @@ impl Street {
 
 /// A tap in the bridge.
 fn member(name: &str) -> Tap {
+    silent_tap(name, " master br0")
+}
+
+fn silent_tap(name: &str, master: &str) -> Tap {
     let tap = Tap::of_vmm(name, OFFLOADS).unwrap();
     is_silent(name);
-    ip(&format!("link set {name} master br0 up"));
+    ip(&format!("link set {name}{master} up"));
     tap
 }
 
@@ -413,5 +417,68 @@ fn a_tap_that_goes_and_comes_back_is_attached_again() {
         let keys = BTreeMap::from([("tap".to_owned(), "vm1".to_owned())]);
         host.change(Change::AddVm { name: "web1".into(), keys });
         assert_eq!(host.port("web1").trouble, None);
+    });
+}
+
+#[test]
+#[ignore = "needs root: it attaches taps"]
+fn frames_that_find_the_taps_of_the_daemon_full_are_counted() {
+    Street::run(|street| {
+        let dir = Dir::new();
+        let host = Host::start(&dir, &dir.configure("metrics = \"off\"", &vm()));
+        host.until("web1", |port| port.link);
+        host.signal(Signal::SIGSTOP);
+        // Before the limit more than a queue of the kernel has, and then until one goes its way.
+        let (mut sent, mut came) = (0, None);
+        while came.is_none() {
+            street.sends_frame(G, &echo(sent));
+            sent += 1;
+            came = if sent < 1500 { None } else { street.next(R, Duration::from_millis(1)) };
+        }
+        assert_eq!(street.next(R, Duration::ZERO), None);
+        host.signal(Signal::SIGCONT);
+        let attached = host.port("web1").vm.unwrap().attached.unwrap();
+        assert_eq!((attached.plain_from_vm, attached.plain_to_vm), (1, 0), "{attached:?}");
+        assert_eq!(attached.lost_from_vm + 1001, u64::from(sent), "{attached:?}");
+        assert_eq!((attached.lost_to_vm, attached.window_frames), (0, 64), "{attached:?}");
+    });
+}
+
+#[test]
+#[ignore = "needs root: it attaches taps"]
+fn idle_taps_cost_a_busy_one_nothing_and_wake_nobody() {
+    Street::run(|street| {
+        let dir = Dir::new();
+        // In no bridge, so that nobody sends them anything.
+        let taps: Vec<_> = (1..=20).map(|n| (n, silent_tap(&format!("idle{n}"), ""))).collect();
+        let vms = taps.iter().map(|(n, _)| {
+            vm().replace("web1", &format!("i{n}")).replace("vm0", &format!("idle{n}"))
+        });
+        let host = Host::start(
+            &dir,
+            &dir.configure("metrics = \"off\"", &(vm() + &vms.collect::<String>())),
+        );
+        for (n, _) in &taps {
+            host.until(&format!("i{n}"), |port| port.link);
+        }
+        let count = |file: &str, key: &str| -> u64 {
+            let text = std::fs::read_to_string(format!("/proc/{}/{file}", host.pid())).unwrap();
+            let line = text.lines().find_map(|line| line.strip_prefix(key)).unwrap();
+            line.trim().parse().unwrap()
+        };
+        // A frame has its turn, in which no counter of an idle tap is read.
+        let frames = 100;
+        let before = count("io", "syscr:");
+        for number in 0..frames {
+            street.sends_frame(G, &echo(number));
+            assert_eq!(street.gets_frame(R), echo(number));
+        }
+        let reads = count("io", "syscr:") - before;
+        assert!(reads < 20 * u64::from(frames), "{reads} reads");
+        // The worker is the main thread, whose waits end when something is to be done.
+        let before = count("status", "voluntary_ctxt_switches:");
+        assert_eq!(street.next(R, Duration::from_secs(1)), None);
+        let wakes = count("status", "voluntary_ctxt_switches:") - before;
+        assert!(wakes < 20, "{wakes} in a second");
     });
 }

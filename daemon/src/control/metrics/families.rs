@@ -240,6 +240,7 @@ impl Snapshot {
         self.vm_family(e, ("nightporter_blocked", blocked, Counter), |vm| {
             vec![(vec![], ConstCounter::new(vm.blocked))]
         })?;
+        self.encode_attached(e)?;
         self.encode_boosts(e)?;
         self.encode_saved(e)?;
         for counter in VmCounters::ALL {
@@ -250,6 +251,32 @@ impl Snapshot {
             })?;
         }
         Ok(())
+    }
+}
+
+impl Snapshot {
+    /// The taps of VMs that are attached.
+    fn encode_attached(&self, e: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        use MetricType::{Counter, Gauge};
+        let both = |from: u64, to: u64| {
+            vec![
+                (vec![("direction", "from_port")], ConstCounter::new(from)),
+                (vec![("direction", "to_port")], ConstCounter::new(to)),
+            ]
+        };
+        let plain = "Frames of an attached tap that passed the daemon by, because it was away";
+        self.vm_family(e, ("nightporter_tap_plain_frames", plain, Counter), |vm| {
+            vm.attached.map_or_else(Vec::new, |it| both(it.plain_from_vm, it.plain_to_vm))
+        })?;
+        let lost = "Frames of an attached tap that were lost, because the daemon did not take \
+                    them in time";
+        self.vm_family(e, ("nightporter_tap_lost_frames", lost, Counter), |vm| {
+            vm.attached.map_or_else(Vec::new, |it| both(it.lost_from_vm, it.lost_to_vm))
+        })?;
+        let queue = "Frames in the queue of an attached tap, which its VMM has yet to read";
+        self.vm_family(e, ("nightporter_tap_queue_frames", queue, Gauge), |vm| {
+            vm.attached.iter().map(|it| (vec![], gauge(it.queue_frames))).collect()
+        })
     }
 }
 

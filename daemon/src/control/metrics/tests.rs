@@ -3,7 +3,9 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use nightporter_api::{BoostAccount, Histogram, PortStatus, SocketsStatus, VmStatus};
+use nightporter_api::{
+    AttachedStatus, BoostAccount, Histogram, PortStatus, SocketsStatus, VmStatus,
+};
 use nightporter_core::counters::VmCounters;
 use nightporter_core::drops::DropReason;
 use nightporter_core::tcp::flow::State;
@@ -18,6 +20,7 @@ fn full() -> Status {
     let states = State::ALL.iter().map(|it| it.label()).chain(["closed", "reset"]);
     let vm = VmStatus {
         flows: states.map(|state| (state.into(), 1)).collect(),
+        attached: Some(AttachedStatus::default()),
         boost: Some(BoostAccount { favoured_us: 1_500_000, ..BoostAccount::default() }),
         counters,
         ack_saved: Histogram {
