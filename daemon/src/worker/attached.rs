@@ -101,6 +101,16 @@ impl DataPath {
         if let Port::Lost(lost) = &self.ports.of(id).port
             && matches!(lost.wanted, Wanted::Attached(_))
         {
+            let owing = self.engine.vm(id).map_or(0, |vm| vm.owing_flows);
+            if owing > 0 {
+                let vm = &self.ports.of(id).name;
+                tracing::warn!(
+                    vm,
+                    owing,
+                    "the tap has gone with connections that owe: there is no way to their \
+                     remotes; one that sends when the tap is back is reset"
+                );
+            }
             self.engine.handle_guest_gone(now, id);
             self.forget_attached(now, epoll, id);
         }

@@ -482,3 +482,42 @@ fn idle_taps_cost_a_busy_one_nothing_and_wake_nobody() {
         assert!(wakes < 20, "{wakes} in a second");
     });
 }
+
+#[test]
+#[ignore = "needs root: it attaches taps"]
+fn a_tap_that_flaps_leaks_nothing_and_its_remotes_are_reset_when_there_is_a_way_again() {
+    Street::run(|street| {
+        let Street { vm: mut tap, network } = street;
+        drop(tap); // the VM has not started yet
+        let dir = Dir::new();
+        let host = Host::start(&dir, &dir.configure("metrics = \"off\"", &vm()));
+        let lost = host.until("web1", |port| !port.link).trouble.unwrap();
+        assert!(lost.starts_with("there is no interface vm0"), "{lost}");
+        let (mut network, mut held) = (network, None);
+        for round in 0..2 {
+            tap = member("vm0");
+            host.until("web1", |port| port.link);
+            let street = Street { vm: tap, network };
+            if round > 0 {
+                // Bytes that it had promised went with the VM. R tells by its next segment.
+                street.uploads(1000, &[7; 1000]);
+                let reset = street.gets(R);
+                assert_ne!(reset.flags & RST, 0, "{reset:?}");
+            }
+            street.sends_frame(G, &echo(7)); // which shows its MAC
+            assert_eq!(street.gets_frame(R), echo(7));
+            street.connects();
+            street.uploads(0, &[7; 1000]);
+            assert_eq!(street.gets(R).ack, R_ISN.wrapping_add(1001));
+            let own = links().matches("np").count();
+            let broker = std::fs::read_dir(format!("/proc/{}/fd", host.broker().unwrap()));
+            let now = (own, broker.unwrap().count());
+            assert_eq!(*held.get_or_insert(now), now, "{}", links());
+            drop(street.vm);
+            network = street.network;
+            // For 2 s the VM may come back as it was (LIFE-16).
+            host.until("web1", |port| port.vm.as_ref().unwrap().owed_flows == 0);
+        }
+        until(|| links().matches("np").count() == 0);
+    });
+}
