@@ -30,7 +30,7 @@ HOSTILE_S ?= 3600
 export FUZZ_SECONDS ?= 60
 SIM := $(TARGET)/sim/nightporter-sim
 
-.PHONY: help setup build deb demo demo-verify demo-toe hpcc compare test hostile sim sim-long mutants-independent tshark tshark-guests coverage figures scale simulator fuzz bench fmt clean
+.PHONY: help setup build deb demo demo-verify demo-restart demo-toe hpcc compare test hostile sim sim-long mutants-independent tshark tshark-guests coverage figures scale simulator fuzz bench fmt clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ demo: setup ## show in three minutes what three real guests on one core gain; SC
 
 demo-verify: setup build ## measure both cases of the demo with every path and verdict; fails if one is broken
 	@$(TARGET)/release/nightporter-lab demo
+
+demo-restart: setup build ## kill the daemon a hundred times while a real guest sends and receives; two minutes
+	@$(TARGET)/release/nightporter-lab test long_transfers
 
 compare: setup build ## compare congestion offload with Linux's own CUBIC over one bottleneck; two hours; RATE_MOST=1000 needs a quiet machine; REORDER=1: frames that come late, 40 minutes
 	@$(TARGET)/release/nightporter-lab compare $(if $(RATE_MOST),--rate-most $(RATE_MOST)) $(if $(REORDER),--reorder)

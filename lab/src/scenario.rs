@@ -6,6 +6,7 @@
 mod attached;
 mod containers;
 mod correct;
+mod killed;
 mod programs;
 mod sockets;
 
@@ -57,7 +58,7 @@ enum Run {
 
 /// Name, guests by kind, what happens in the world. A scenario whose name begins with `long_` is
 /// run only if asked for.
-const IN_WORLD: [(&str, Kind, InWorld); 24] = [
+const IN_WORLD: [(&str, Kind, InWorld); 26] = [
     ("ten_megabytes_arrive_whole_each_way_and_as_an_echo", Kind::Qemu, ten_megabytes_each_way),
     ("a_user_mode_linux_guest_takes_and_sends_data", Kind::Uml, ten_megabytes_each_way),
     ("threads_of_a_user_mode_linux_guest_keep_their_vector_registers", Kind::Uml, vectors),
@@ -75,6 +76,12 @@ const IN_WORLD: [(&str, Kind, InWorld); 24] = [
     ("what_routes_flood_arrives_whole_over_a_bad_path", Kind::Qemu, flood_over_a_bad_path),
     ("a_download_goes_on_when_its_daemon_was_killed", Kind::Qemu, daemon_killed_by_routes),
     ("a_np_flood_download_goes_on_when_its_daemon_was_killed", Kind::Qemu, daemon_killed_by_bpf),
+    ("transfers_go_on_ten_times_when_their_daemon_was_killed", Kind::Qemu, killed::ten_times),
+    (
+        "long_transfers_go_on_a_hundred_times_when_their_daemon_was_killed",
+        Kind::Qemu,
+        killed::a_hundred_times,
+    ),
     ("what_comes_by_a_tap_that_is_attached_is_never_lost", Kind::QemuAttached, attached::run),
     ("long_life_of_an_attached_tap_of_user_mode_linux", Kind::UmlAttached, attached::run),
     ("two_user_mode_linux_guests_have_sockets_over_their_host", Kind::UmlToe, sockets::run),
