@@ -165,6 +165,13 @@ impl View {
         self.0[1].store(nanos, Ordering::Relaxed);
     }
 
+    /// When the first frame was turned since the worker was last awake, in nanoseconds of
+    /// CLOCK_MONOTONIC. 0: none was.
+    #[must_use]
+    pub fn turned_at(&self) -> u64 {
+        self.0[0].load(Ordering::Relaxed)
+    }
+
     /// The worker is awake, or is about to sleep and has left nothing. Counts and bits of plain
     /// frames that are read from now on have all frames that passed before (the other half of this
     /// handshake is in `bpf/turn.bpf.c`).

@@ -15,10 +15,6 @@ pub(crate) const RECEIVE_BYTES: usize = 8 << 20;
 /// 10 Gbit/s.
 pub(crate) const SEND_BYTES: usize = 4 << 20;
 
-/// A frame of an attached tap passes plain if one that was turned waits for the worker so long: a
-/// worker that shares its core with whole slices of guests waits 60 to 90 ms as a rule.
-pub(crate) const PLAIN_AFTER: std::time::Duration = std::time::Duration::from_secs(1);
-
 /// Streams between hosts at most, and half as many as the process may have descriptors.
 pub(crate) const STREAMS_MAX: usize = 32_768;
 /// Certificates that a host shows, at most, and their bytes: they are kept as long as the

@@ -21,7 +21,7 @@ use super::shut;
 use super::uplink::{OpenError, join_bridge, open_file};
 use super::words::{Answer, Channel, Given, JOIN, OPEN, REQUEST, Refusal, TO_ENLARGE, read_attach};
 use crate::config::UplinkConfig;
-use crate::limits::{PLAIN_AFTER, RECEIVE_BYTES, SEND_BYTES};
+use crate::limits::{RECEIVE_BYTES, SEND_BYTES};
 use crate::random::random;
 
 /// How many taps that were made for commands there may be.
@@ -151,7 +151,8 @@ impl Process<'_> {
         }
         let failed_to = |what| move |e: io::Error| failed(AttachError::of(what, e));
         if self.area.is_none() {
-            self.area = Some(Area::new(PLAIN_AFTER).map_err(failed_to("make a map"))?);
+            let area = Area::new(self.rules.plain_after());
+            self.area = Some(area.map_err(failed_to("make a map"))?);
         }
         let Some(area) = &self.area else { return Err(Refusal::default()) };
         let seeds = random().map_err(failed_to("get random numbers"))?;

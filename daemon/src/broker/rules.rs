@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
+use std::time::Duration;
 
 use nightporter_attach::tap::{FROM_VM, TO_NET};
 
@@ -56,6 +57,8 @@ pub(super) enum Verdict {
 #[derive(Debug)]
 pub(super) struct Rules {
     source: Source,
+    /// Frames of attached taps pass plain when one has waited so long.
+    plain_after: Duration,
     at_start: Allowed,
     /// The last file that was good.
     now: Allowed,
@@ -64,7 +67,13 @@ pub(super) struct Rules {
 impl Rules {
     /// `config` is the content of `source` at the start.
     pub(super) fn new(source: Source, config: &Config) -> Self {
-        Self { source, at_start: Allowed::by(config), now: Allowed::by(config) }
+        let plain_after = Duration::from_millis(config.daemon.plain_after_ms);
+        Self { source, plain_after, at_start: Allowed::by(config), now: Allowed::by(config) }
+    }
+
+    /// Frames of attached taps pass plain when one has waited so long.
+    pub(super) fn plain_after(&self) -> Duration {
+        self.plain_after
     }
 
     /// The file.

@@ -31,6 +31,7 @@ fn the_shortest_useful_file_gets_the_documented_defaults() {
     assert_eq!(c.daemon.arena, Path::new("/run/nightporter/arena"));
     assert_eq!((c.daemon.busy_poll_us, c.daemon.cpu, c.daemon.rt_priority), (0, None, 0));
     assert_eq!((c.daemon.log.as_str(), c.daemon.drain_timeout_s), ("info", 10));
+    assert_eq!(c.daemon.plain_after_ms, 100);
     assert_eq!((c.uplinks[0].kind, c.uplinks[0].create), (UplinkKind::Tap, true));
     let vm = &c.vms[0];
     assert_eq!(vm.socket, Path::new("/run/nightporter/web1.sock"));
@@ -95,6 +96,7 @@ fn every_key_is_read() {
         busy_poll_us = 200
         cpu = 3
         rt_priority = 40
+        plain_after_ms = 30
         log = "info,nightporterd::vhost=debug"
         drain_timeout_s = 2
         [[uplink]]
@@ -132,6 +134,7 @@ fn every_key_is_read() {
     .unwrap();
     let d = &c.daemon;
     assert_eq!((d.busy_poll_us, d.cpu, d.rt_priority, d.drain_timeout_s), (200, Some(3), 40, 2));
+    assert_eq!(d.plain_after_ms, 30);
     assert_eq!(d.metrics, Some("0.0.0.0:1".parse().unwrap()));
     assert_eq!((d.socket_user.as_deref(), d.socket_group.as_deref()), (Some("qemu"), Some("kvm")));
     assert_eq!((c.uplinks[0].create, c.uplinks[0].bridge.as_deref()), (false, Some("br0")));

@@ -202,6 +202,11 @@ impl AttachedPort {
         self.waits
     }
 
+    /// Drops the frames of the VM that wait to be read, `most` at most. How many those were.
+    pub(crate) fn discard(&mut self, most: usize) -> usize {
+        self.from_vm.discard(most)
+    }
+
     pub(super) fn receive(&mut self, buf: &mut [u8]) -> Received {
         let received = self.from_vm.receive(buf);
         self.has_sent |= matches!(received, Received::Frame(..));

@@ -99,6 +99,12 @@ impl TapPort {
         }
     }
 
+    /// Drops the frames that wait to be read, `most` at most. How many those were.
+    pub(crate) fn discard(&mut self, most: usize) -> usize {
+        let mut buf = [0; 64]; // the rest of each is cut off
+        (0..most).take_while(|_| matches!(self.receive(&mut buf), Received::Frame(..))).count()
+    }
+
     /// Writes one frame, given in pieces, of which there are at most `TRANSMIT_PARTS_MAX`.
     pub fn send(&mut self, hdr: &VirtioNetHdr, parts: &[&[u8]]) -> Sent {
         let hdr = hdr.emit();

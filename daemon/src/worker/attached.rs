@@ -25,6 +25,12 @@ pub(super) const DETACH_LOOK: Duration = Duration::from_millis(10);
 /// Between two lines of the log about frames that passed plain.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
+/// Frames that have waited for the worker so long are dropped: their connections may have ended,
+/// and others have begun with the same addresses.
+const STALE: Duration = Duration::from_secs(1);
+/// More than lie in one of the daemon's taps.
+const WAITING_MAX: usize = 2000;
+
 /// Attached taps.
 #[derive(Debug, Default)]
 pub(super) struct AttachedTaps {
@@ -118,9 +124,13 @@ impl DataPath {
 
     /// The worker is awake. Nothing is acknowledged before it knows what has passed plain.
     pub(super) fn note_awake(&mut self, now: Instant) {
-        let Self { attached, ports, engine, .. } = self;
-        let Some(view) = attached.view else { return };
+        let Some(view) = self.attached.view else { return };
+        let turned_at = view.turned_at();
         view.wake();
+        if turned_at > 0 && now.as_nanos().saturating_sub(turned_at) >= STALE.as_nanos() {
+            self.discard_stale();
+        }
+        let Self { attached, ports, engine, .. } = self;
         let mut marked = None; // of all ports
         for (id, seen) in &mut attached.list {
             let Some(port) = ports.of_mut(*id).port.as_attached_mut() else { continue };
@@ -145,6 +155,22 @@ impl DataPath {
                 );
             }
         }
+    }
+
+    /// Frames have waited for too long: TCP repeats those that are still wanted.
+    #[cold]
+    fn discard_stale(&mut self) {
+        let mut frames = 0;
+        for (id, _) in &self.attached.list {
+            let end = self.ports.find(&net_name(&self.ports.of(*id).name));
+            if let Some(attached) = self.ports.of_mut(*id).port.as_attached_mut() {
+                frames += attached.discard(WAITING_MAX);
+            }
+            if let Some(Port::Uplink(tap)) = end.map(|end| &mut self.ports.of_mut(end).port) {
+                frames += tap.discard(WAITING_MAX);
+            }
+        }
+        tracing::warn!(frames, "frames of attached taps had waited for a second, and are dropped");
     }
 
     /// The worker is about to sleep, and has left no frame.
