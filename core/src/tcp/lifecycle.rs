@@ -434,7 +434,9 @@ impl Flow {
                 // R's view stands: `una` does not move by G's ACKs now (INV-07).
                 self.sender.on_ack_in_abort(tcp.ack.unwrap(self.sender.sent()));
                 self.standing.tell_guest(true);
-            } else if self.receiver.acks.may_answer_odd(cx.now, limits::ABORT_RST_INTERVAL) {
+            } else if cx.vm.presence != Presence::Moved // LIFE-07: its successor answers
+                && self.receiver.acks.may_answer_odd(cx.now, limits::ABORT_RST_INTERVAL)
+            {
                 let seq = tcp.ack.unwrap(self.outbound.sent());
                 self.emit_reset(cx, seq);
             }

@@ -13,6 +13,7 @@ mod data_path;
 mod executor;
 mod guests;
 mod heartbeats;
+mod leaving;
 pub(crate) mod orders;
 mod ports;
 mod sockets;
@@ -250,6 +251,7 @@ impl Worker {
         self.path.look_at_polled(now);
         let frames = self.path.turn(now);
         self.path.poll_attached(now);
+        self.path.go_on_leaving(now, &self.epoll);
         self.path.handle_faults(now, &self.epoll);
         self.path.wake_resting(now, &self.epoll);
         self.path.go_on_announcing(now);
@@ -261,7 +263,15 @@ impl Worker {
         self.path.booster.after_turn(now, &mut self.path.engine);
         self.executor.after_turn(now, &self.epoll, &mut self.path);
         let DataPath {
-            engine, booster, heartbeats, resting, polled, announcements, unshared, ..
+            engine,
+            booster,
+            heartbeats,
+            resting,
+            polled,
+            announcements,
+            leaving,
+            unshared,
+            ..
         } = &self.path;
         let deadlines = [
             engine.poll_timeout(),
@@ -269,6 +279,7 @@ impl Worker {
             resting.poll_timeout(),
             polled.poll_timeout(),
             announcements.front().map(|it| it.next),
+            (!leaving.is_empty()).then_some(now),
             unshared.poll_timeout(),
             booster.poll_timeout(),
             self.executor.poll_timeout(&self.path),
