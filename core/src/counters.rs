@@ -68,7 +68,7 @@ vm_counters! {
     /// Segments that the guest sent again although the host keeps them.
     guest_copies = "absorbed_guest_copies",
     /// Times that the host began to send for a connection.
-    flows_relayed = "flows_flooded",
+    flows_flooded = "flows_flooded",
     /// Segments forwarded as the guest sent them, because there was no place to keep them.
     floods_refused = "floods_refused",
     /// Times that a connection was given back to the guest's own congestion control.

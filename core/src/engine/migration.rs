@@ -27,7 +27,6 @@ impl Engine<'_> {
     pub fn handle_guest_leaves(&mut self, now: Instant, port: PortId) {
         if self.presence(port) == Some(Presence::Here) {
             self.handle_batch_end(now); // ACKs of bytes that were taken before
-            self.hand_back(now, port);
             self.end_guest(now, port, Presence::Moved);
         }
     }

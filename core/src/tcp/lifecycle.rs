@@ -394,6 +394,9 @@ impl Flow {
     /// LIFE-05: there is no G any more. A connection that owes nothing may go on elsewhere if it
     /// acknowledges late (LIFE-06), or if G is known to have moved (LIFE-16), so R is not told.
     pub(crate) fn on_guest_gone(&mut self, cx: &mut FlowContext<'_, '_>) {
+        if cx.vm.presence == Presence::Moved {
+            self.hand_back_now(cx); // where G is now, it has what R was not sent
+        }
         let may_go_on = self.receiver.is_late() || cx.vm.presence == Presence::Moved;
         let is_replaced = cx.vm.presence == Presence::Replaced;
         if self.is_live() && may_go_on && self.owes_nothing() {

@@ -298,7 +298,8 @@ impl<D: Device> VhostUserPort<D> {
         let _part = self.account.part();
         for _ in 0..MESSAGES_PER_TURN {
             let Some((channel, session)) = &mut self.connection else { return };
-            let (link, mut cost, mut is_alone) = (session.link(), 0, false);
+            let (link, logs) = (session.link(), session.logs());
+            let (mut cost, mut is_alone) = (0, false);
             let held = self.held.take().map(|message| Ok(Some(message)));
             let may_leave = held.is_none();
             let Some(received) = held.or_else(|| receive(channel)) else { return };
@@ -324,7 +325,7 @@ impl<D: Device> VhostUserPort<D> {
                 }
                 Err(broken) => Err(broken),
             };
-            if session.link() != link {
+            if session.link() != link || session.logs() != logs {
                 cost += messages::COST_OF_LINK;
             }
             cost += session.take_work();

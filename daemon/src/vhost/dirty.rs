@@ -16,6 +16,7 @@ use rustix::fs::fstat;
 use vhost::vhost_user::message::VhostUserLog;
 
 use super::guest_mem::{MemError, Window, is_memory};
+use crate::charges;
 use crate::closer::Foreign;
 use crate::faults;
 
@@ -31,15 +32,17 @@ pub struct DirtyLog {
 }
 
 impl DirtyLog {
-    /// Maps the log that SET_LOG_BASE hands over. Of huge pages it must be there: the kernel would
-    /// clear one for a bit.
+    /// Maps the log that SET_LOG_BASE hands over. It must be allocated if pages that we touch first
+    /// count against a limit of ours, and if it has huge pages: the kernel would clear one for a
+    /// bit. QEMU clears its log itself.
     pub fn open(file: Foreign, spec: &VhostUserLog) -> Result<Self, MemError> {
         if !is_memory(&file) {
             return Err(MemError::NotMemory);
         }
         let stat = fstat(&file).map_err(std::io::Error::from)?;
         let is_huge = u64::try_from(stat.st_blksize).unwrap_or(PAGE) > PAGE;
-        if is_huge && stat.st_blocks.saturating_mul(512) < stat.st_size {
+        let must_be_there = is_huge || charges::memory_is_limited();
+        if must_be_there && stat.st_blocks.saturating_mul(512) < stat.st_size {
             return Err(MemError::NotThere);
         }
         let bits = Window::map(file, spec.mmap_offset, spec.mmap_size)?;

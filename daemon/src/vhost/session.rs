@@ -312,6 +312,7 @@ impl<D: Device> Session<D> {
         let state: VhostUserVringState = message.body(0)?;
         let index = self.index(state.index)?;
         self.stop(index);
+        self.check_log()?;
         self.replace_kick(index, Kick::None);
         self.forget_log();
         self.settle();

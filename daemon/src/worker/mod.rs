@@ -251,8 +251,8 @@ impl Worker {
         self.path.look_at_polled(now);
         let frames = self.path.turn(now);
         self.path.poll_attached(now);
-        self.path.go_on_leaving(now, &self.epoll);
         self.path.handle_faults(now, &self.epoll);
+        self.path.go_on_leaving(now, &self.epoll); // none whose memory was not there
         self.path.wake_resting(now, &self.epoll);
         self.path.go_on_announcing(now);
         self.path.look_for_buffers(now);

@@ -92,7 +92,7 @@ saved! {
 impl Relayed {
     /// R takes bytes below `edge`.
     fn new(cx: &mut FlowContext<'_, '_>, intake: Intake, edge: u64, config: &SenderConfig) -> Self {
-        cx.vm.counters.flows_relayed += 1;
+        cx.vm.counters.flows_flooded += 1;
         cx.vm.relayed_flows += 1;
         let first = intake.accepted();
         Self {

@@ -37,14 +37,28 @@ impl<D: Device> Session<D> {
         self.features() & bit::LOG_ALL != 0
     }
 
+    /// A page was written that the log cannot say: what the front-end would take for the VM's
+    /// memory is not.
+    pub(super) fn check_log(&self) -> Result<(), Refusal> {
+        if self.has_short_log() || self.have_logs_faulted() {
+            return Err(Refusal::Value("the log of written pages is not all there"));
+        }
+        Ok(())
+    }
+
     /// Whether this message would stop rings of a VM that may migrate.
     #[must_use]
     pub(crate) fn leaves_by(&self, message: &Message) -> bool {
+        let state = || message.body::<VhostUserVringState>(0).ok();
+        let runs = |it: &VhostUserVringState| {
+            self.vrings.get(it.index as usize).is_some_and(|vring| vring.queue.is_some())
+        };
         let stops = match message.request() {
-            Some(Req::GET_VRING_BASE | Req::RESET_OWNER | Req::RESET_DEVICE) => true,
+            Some(Req::GET_VRING_BASE) => state().is_some_and(|it| runs(&it)),
+            Some(Req::RESET_OWNER | Req::RESET_DEVICE) => true,
             Some(Req::SET_STATUS) => message.body::<u64>(0).is_ok_and(|status| status == 0),
             Some(Req::SET_VRING_ENABLE) => {
-                message.body::<VhostUserVringState>(0).is_ok_and(|it| it.num == 0 && it.index < 2)
+                state().is_some_and(|it| it.num == 0 && it.index < 2 && runs(&it))
             }
             _ => false,
         };
@@ -75,6 +89,7 @@ impl<D: Device> Session<D> {
         let spec: VhostUserLog = message.body(0)?;
         let file = message.take_fd()?;
         self.check_seal(&file)?;
+        self.check_log()?;
         self.log = Some(Arc::new(DirtyLog::open(file, &spec)?));
         self.settle();
         Ok(Reply::of(0_u64))
