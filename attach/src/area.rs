@@ -113,6 +113,15 @@ impl Marked {
         self.segments.iter().chain(&self.syns).all(|word| *word == 0)
     }
 
+    /// Has those of `other`, too.
+    pub fn add(&mut self, other: &Self) {
+        let add = |words: &mut [u64], others: &[u64]| {
+            words.iter_mut().zip(others).for_each(|(word, other)| *word |= other);
+        };
+        add(&mut self.segments, &other.segments);
+        add(&mut self.syns, &other.syns);
+    }
+
     fn has(words: &[u64], hash: usize) -> bool {
         words[hash / 64] >> (hash % 64) & 1 != 0
     }

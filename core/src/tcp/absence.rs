@@ -26,6 +26,7 @@ use crate::limits;
 use crate::tcp::flow::{Flow, State, Why};
 use crate::tcp::receiver::Range;
 use crate::tcp::{Fate, FlowContext, Frame};
+use crate::time::Instant;
 use crate::wire::packet::{SackBlocks, TcpFlags, Timestamps};
 use crate::wire::seq::Seq;
 
@@ -65,12 +66,13 @@ impl Flow {
             State::Handshake => self.pass(cx.now, Why::PassedPlain),
             State::On | State::Drain if passed == Passed::Nothing => {}
             State::On | State::Drain => {
-                let by_clock = passed == Passed::Anything;
+                // Absences add up while nobody has answered.
+                let by_clock = passed == Passed::Anything || self.receiver.is_asking();
                 if self.receiver.reset_waits() {
                     self.abort_both(cx, Why::PassedPlain); // nobody would answer
                 } else if self.sender.una() >= self.told() {
                     self.leave_unheard(cx);
-                } else if by_clock && !self.options.timestamps {
+                } else if by_clock && !self.has_current_clock(cx.now) {
                     self.abort_both(cx, Why::PassedPlain);
                 } else {
                     self.ask_guest(cx, by_clock);
@@ -78,6 +80,11 @@ impl Flow {
             }
             State::Pass | State::Abort => {}
         }
+    }
+
+    /// R's clock can prove something: it has one, which cannot have gone half way round.
+    fn has_current_clock(&self, now: Instant) -> bool {
+        self.options.timestamps && !self.timestamps.is_outdated(now)
     }
 
     /// The wire is about to be taken away: H can deliver nothing any more.
@@ -110,7 +117,7 @@ impl Flow {
     /// echoes has to prove that it speaks of the same numbers.
     pub(crate) fn ask_guest(&mut self, cx: &mut FlowContext<'_, '_>, by_clock: bool) {
         self.acknowledge_late();
-        self.receiver.set_asking(true);
+        self.receiver.ask(by_clock);
         if by_clock {
             self.receiver.set_anew();
         }
@@ -137,14 +144,14 @@ impl Flow {
                 return Some(Fate::Drop(DropReason::FlowAborted));
             }
             Answer::HasAll => {
-                self.receiver.set_asking(false);
+                self.receiver.on_told();
                 let ack = tcp.ack.unwrap(self.sender.una());
                 self.take_ack_from_guest(cx, ack, tcp.window, false, None);
                 self.leave_unheard(cx);
                 return Some(Fate::Pass);
             }
             Answer::Lacks => {
-                self.receiver.set_asking(false);
+                self.receiver.on_told();
                 self.outbound.on_past(end);
                 if let Some(ts) = tcp.options.timestamps.filter(|_| self.options.timestamps) {
                     self.timestamps.on_tsval_from_net(ts.tsecr); // G takes no older one
@@ -176,7 +183,7 @@ impl Flow {
         let most = match echo {
             Some(echo) if !echo.lt(shown) => una + PASSED_MAX - 1,
             Some(_) => all,
-            None => self.receiver.edge() + 1,
+            None => una + PASSED_MAX - 1, // of which no more have passed
         };
         if ack > most.max(all) {
             return Answer::Broken;
@@ -184,13 +191,12 @@ impl Flow {
         if ack >= told {
             return Answer::HasAll;
         }
-        let is_anew = self.receiver.is_anew();
-        if is_anew && (has_heard_net || echo.is_none()) {
+        if self.receiver.asks_by_clock() && (has_heard_net || echo.is_none()) {
             return Answer::Broken;
         }
         let under_way = end.checked_sub(self.outbound.una());
         let is_near = under_way.is_some_and(|it| it <= self.outbound.window_max().into());
-        let is_known = end == self.outbound.sent() || (is_near && !is_anew);
+        let is_known = end == self.outbound.sent() || (is_near && !self.receiver.is_anew());
         if is_known { Answer::Lacks } else { Answer::LeavesNetOpen }
     }
 

@@ -90,6 +90,11 @@ impl TimestampState {
             || outdated(now, self.recent_at)
     }
 
+    /// R's clock may have gone half way round since it was last seen.
+    pub(crate) fn is_outdated(&self, now: Instant) -> bool {
+        outdated(now, self.recent_at)
+    }
+
     /// The TSvals of two SYNs. R has got that of G, whether its ACK says so or has no timestamp.
     pub(crate) fn on_syns(&mut self, of_guest: u32, of_net: u32) {
         self.to_net = of_guest;

@@ -183,8 +183,11 @@ fn life_17_without_timestamps_numbers_alone_have_to_do() {
     g.sends("1 ack 1001");
     g.gets("1001:2001");
     assert_eq!(w.state(), Some(State::On));
+    let (w, _r, g) = asks(&setup, Passed::Segments);
+    g.sends("1 ack 9000001"); // R has sent all that by itself
+    has_left(&w);
     let (w, r, g) = asks(&setup, Passed::Segments);
-    g.sends("1 ack 9000001");
+    g.sends("1 ack 1500000001");
     r.gets("R. 1 ack 2001");
     is_reset(&w);
     // And where they do not, both sides are reset at once.
@@ -380,6 +383,20 @@ fn life_17_after_a_kill_a_guest_that_has_all_or_cannot_say_so_by_its_clock() {
     assert_eq!((restarted, w.state()), (Restarted::default(), None));
     r.gets_nothing();
     g.gets_nothing();
+}
+
+/// By a reader: R's word spared G the proof, and bytes of another gigabyte could have been given.
+#[test]
+fn life_17_after_a_kill_r_proves_nothing_of_the_guest() {
+    let (w, r, g, _) = killed(&wire(), |r| {
+        r.sends("1001:2001");
+        r.gets("1 ack 2001");
+    });
+    g.gets("1000 ack 1");
+    r.sends("2001 ack 1");
+    g.gets("1000 ack 1");
+    g.sends("1 ack 1501 <ts 5 7>");
+    assert_eq!(w.state(), Some(State::Abort));
 }
 
 #[test]

@@ -38,6 +38,23 @@ pub(super) struct AttachedTaps {
     /// Their ports, and the counts of plain frames when they were last looked at.
     list: Vec<(PortId, Plain)>,
     logged_at: Option<Instant>,
+    /// The bits that were taken last, and when.
+    marked: Option<(Instant, Marked)>,
+}
+
+impl AttachedTaps {
+    /// The bits of all ports. A frame's bit may have been taken with those before, and its count be
+    /// seen only now.
+    fn take_marked(&mut self, now: Instant, view: View) -> Marked {
+        let taken = view.take_marked();
+        let mut marked = taken.clone();
+        if let Some((at, before)) = self.marked.replace((now, taken))
+            && now.since(at) < STALE
+        {
+            marked.add(&before);
+        }
+        marked
+    }
 }
 
 /// How far a tap has been detached.
@@ -130,18 +147,16 @@ impl DataPath {
         if turned_at > 0 && now.as_nanos().saturating_sub(turned_at) >= STALE.as_nanos() {
             self.discard_stale();
         }
+        // All counts first, and then the bits, which are of all ports: programs set a bit before
+        // they count.
+        let changed = self.passed_frames();
+        if changed.is_empty() {
+            return;
+        }
         let Self { attached, ports, engine, .. } = self;
-        let mut marked = None; // of all ports
-        for (id, seen) in &mut attached.list {
-            let Some(port) = ports.of_mut(*id).port.as_attached_mut() else { continue };
-            let plain = port.plain();
-            if plain == *seen {
-                continue;
-            }
-            let frames = plain.since(seen);
-            *seen = plain;
-            let marked = marked.get_or_insert_with(|| view.take_marked());
-            engine.handle_passed_plain(now, *id, |key| passed_of(key, &frames, marked));
+        let marked = attached.take_marked(now, view);
+        for (id, frames) in &changed {
+            engine.handle_passed_plain(now, *id, |key| passed_of(key, frames, &marked));
             if attached.logged_at.is_none_or(|at| now.since(at) >= LOG_INTERVAL) {
                 attached.logged_at = Some(now);
                 let vm = &ports.of(*id).name;
@@ -155,6 +170,18 @@ impl DataPath {
                 );
             }
         }
+    }
+
+    /// The frames that have passed each port since it was last asked.
+    fn passed_frames(&mut self) -> Vec<(PortId, Plain)> {
+        let Self { attached, ports, .. } = self;
+        let changed = attached.list.iter_mut().filter_map(|(id, seen)| {
+            let plain = ports.of_mut(*id).port.as_attached_mut()?.plain();
+            let frames = (plain != *seen).then(|| plain.since(seen))?;
+            *seen = plain;
+            Some((*id, frames))
+        });
+        changed.collect()
     }
 
     /// Frames have waited for too long: TCP repeats those that are still wanted.

@@ -255,7 +255,8 @@ fn goes_on(street: &Street, host: &Host, (sent, mut came): (Vec<u16>, Vec<u16>))
 fn a_daemon_that_stands_is_passed_by_and_goes_on_with_what_it_owes() {
     Street::run(|street| {
         let dir = Dir::new();
-        let host = Host::start(&dir, &dir.configure("metrics = \"off\"", &vm()));
+        let host =
+            Host::start(&dir, &dir.configure("metrics = \"off\"\nplain_after_ms = 100", &vm()));
         host.until("web1", |port| port.link);
         street.sends_frame(G, &echo(7)); // which shows its MAC
         street.gets_frame(R);
@@ -297,7 +298,8 @@ fn a_daemon_that_stands_is_passed_by_and_goes_on_with_what_it_owes() {
 fn frames_that_have_waited_for_a_daemon_that_stood_for_long_are_dropped() {
     Street::run(|street| {
         let dir = Dir::new();
-        let host = Host::start(&dir, &dir.configure("metrics = \"off\"", &vm()));
+        let host =
+            Host::start(&dir, &dir.configure("metrics = \"off\"\nplain_after_ms = 100", &vm()));
         host.until("web1", |port| port.link);
         street.sends_frame(G, &echo(7));
         street.gets_frame(R);

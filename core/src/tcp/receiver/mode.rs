@@ -13,8 +13,7 @@ impl Saved for Odd {
     }
 
     fn of_saved(image: &mut Reader<'_>) -> Result<Self, BadImage> {
-        let bits = u8::of_saved(image)?;
-        if bits & !Self::ALL == 0 { Ok(Self(bits)) } else { Err(BadImage::Impossible("Odd")) }
+        u8::of_saved(image).map(Self)
     }
 }
 
@@ -33,7 +32,8 @@ impl Odd {
     pub(super) const ANEW: u8 = 32;
     /// Frames have passed the daemon by, and G is asked what it has (LIFE-17).
     pub(super) const ASKING: u8 = 64;
-    const ALL: u8 = (Self::ASKING << 1) - 1;
+    /// The clock that G's answer echoes has to prove that it is about the same numbers.
+    pub(super) const BY_CLOCK: u8 = 128;
 
     pub(super) const fn has(self, any: u8) -> bool {
         self.0 & any != 0
@@ -78,9 +78,20 @@ impl Receiver {
         self.odd.has(Odd::ASKING)
     }
 
-    /// G is asked, or has answered.
-    pub(crate) fn set_asking(&mut self, asking: bool) {
-        self.odd.set(Odd::ASKING, asking);
+    /// The clock that its answer echoes has to prove that it is about the same numbers.
+    pub(crate) const fn asks_by_clock(&self) -> bool {
+        self.odd.has(Odd::BY_CLOCK)
+    }
+
+    /// G is asked. `by_clock`: see [`Self::asks_by_clock`].
+    pub(crate) fn ask(&mut self, by_clock: bool) {
+        self.odd.set(Odd::ASKING, true);
+        self.odd.set(Odd::BY_CLOCK, by_clock);
+    }
+
+    /// G has said what it has.
+    pub(crate) fn on_told(&mut self) {
+        self.odd.set(Odd::ASKING | Odd::BY_CLOCK, false);
     }
 
     /// G speaks for the first time since the kill, if there was one.
