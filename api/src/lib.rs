@@ -398,10 +398,6 @@ pub struct VmStatus {
     pub controls_congestion: bool,
     /// No new promises are made, until the offload is turned on again.
     pub draining: bool,
-    /// Its VMM logs written pages, as it does when the VM begins to migrate: bytes are acknowledged
-    /// once the VM has acknowledged them.
-    #[serde(default)]
-    pub migrating: bool,
     /// The rate that it may send, in Mbit/s; `None` is no limit.
     pub rate_limit_from_guest_mbit_s: Option<u32>,
     /// The rate that it may be sent, in Mbit/s; `None` is no limit.

@@ -49,17 +49,6 @@ pub struct Spec {
     pub toe: Option<PathBuf>,
     /// Buffers in the receive rings of QEMU's NICs; `None`: QEMU's 256.
     pub rx_ring: Option<u16>,
-    /// Of QEMU: it can be moved to another VMM.
-    pub moves: Option<Move>,
-}
-
-/// The sockets by which a guest is moved.
-#[derive(Debug, Clone)]
-pub struct Move {
-    /// QEMU takes orders there.
-    pub qmp: PathBuf,
-    /// It waits there for the guest of another VMM instead of booting one.
-    pub incoming: Option<PathBuf>,
 }
 
 /// The VMMs the lab knows.
@@ -305,12 +294,6 @@ fn qemu(spec: &Spec, accel: Accel, image: &Image, socket: &Path, console: &Path)
     add("-serial", "chardev:console");
     add("-chardev", &format!("socket,id=control,path={}", socket.display()));
     add("-serial", "chardev:control");
-    if let Some(moves) = &spec.moves {
-        add("-qmp", &format!("unix:{},server=on,wait=off", moves.qmp.display()));
-        if let Some(incoming) = &moves.incoming {
-            add("-incoming", &format!("unix:{}", incoming.display()));
-        }
-    }
     for (index, (nic, attach)) in spec.nics.iter().enumerate() {
         let netdev = match attach {
             Attach::Tap(tap) => {

@@ -139,12 +139,6 @@ impl Turn {
         &self.slots.of(port).stats
     }
 
-    /// Whether there may be more frames of `port` to read at once.
-    #[must_use]
-    pub fn is_awake(&self, port: PortId) -> bool {
-        self.slots.of(port).reading == Reading::Awake
-    }
-
     /// Bytes that wait for the ring of `port`.
     #[must_use]
     pub fn backlog_bytes(&self, port: PortId) -> usize {

@@ -27,7 +27,6 @@ mod lead;
 mod liberal;
 mod life;
 mod live_flow;
-mod migration;
 mod resume;
 mod sec;
 mod sender;

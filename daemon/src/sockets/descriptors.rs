@@ -76,9 +76,7 @@ impl SocketsWorker {
                 Event::Connected
                 | Event::Disconnected(_)
                 | Event::RingStopped(_)
-                | Event::Rarp(_)
-                | Event::Logs(_)
-                | Event::Leaving => {}
+                | Event::Rarp(_) => {}
             }
         }
     }

@@ -385,7 +385,6 @@ fn write_single(
         to.copy_from(part);
         len = part.len();
     }
-    memory.mark(buffer.guest, total);
     true
 }
 
