@@ -59,7 +59,7 @@ demo: setup ## show in three minutes what three real guests on one core gain; SC
 demo-verify: setup build ## measure both cases of the demo with every path and verdict; fails if one is broken
 	@$(TARGET)/release/nightporter-lab demo
 
-demo-restart: setup build ## kill the daemon a hundred times while a real guest sends and receives; two minutes
+demo-restart: setup build ## kill the daemon a hundred times while a real guest sends and receives; three minutes, once built
 	@$(TARGET)/release/nightporter-lab test long_transfers
 
 compare: setup build ## compare congestion offload with Linux's own CUBIC over one bottleneck; two hours; RATE_MOST=1000 needs a quiet machine; REORDER=1: frames that come late, 40 minutes

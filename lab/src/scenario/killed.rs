@@ -58,6 +58,7 @@ fn run(world: &mut World, kills: u64) -> Result<()> {
     println!("the moments are those of {random}");
     let mut typical = [Duration::ZERO; LOADS.len()];
     for (load, takes) in LOADS.into_iter().zip(&mut typical) {
+        world.remote().enter(|| load.carry(0))?; // the first of a guest takes longer
         let begun = Instant::now();
         world.remote().enter(|| load.carry(1))?;
         *takes = begun.elapsed();
@@ -65,7 +66,9 @@ fn run(world: &mut World, kills: u64) -> Result<()> {
     let mut longest = Duration::ZERO;
     let (mut resumed, mut reset, mut over) = (0, 0, 0);
     for (n, (load, takes)) in (0..kills).zip(LOADS.into_iter().zip(typical).cycle()) {
-        let moment = takes.mul_f64((splitmix64(&mut random) >> 11) as f64 / (1_u64 << 53) as f64);
+        // In the first four fifths: transfers vary, and a kill behind one shows nothing.
+        let part = 0.8 * (splitmix64(&mut random) >> 11) as f64 / (1_u64 << 53) as f64;
+        let moment = takes.mul_f64(part);
         let log = log_dir("when_its_daemon_was_killed")?.join(format!("{n}.log"));
         let remote = world.remote().clone();
         let begun = Instant::now();
@@ -93,9 +96,12 @@ fn run(world: &mut World, kills: u64) -> Result<()> {
         let log = fs::read_to_string(&log).with_context(|| log.display().to_string())?;
         resumed += u32::from(log.contains("connections go on when their guests are back"));
     }
-    ensure!(over < kills / 2, "{over} of {kills} transfers were over when the daemon was killed");
+    ensure!(
+        over <= kills * 2 / 3,
+        "{over} of {kills} transfers were over when the daemon was killed"
+    );
     // A guest that has sent nothing since its SYN-ACK is not yet known well enough (LIFE-09).
-    ensure!(reset <= kills / 5, "{reset} of {kills} connections were reset");
+    ensure!(reset <= kills / 10 + 1, "{reset} of {kills} connections were reset");
     ensure!(resumed > 0, "no daemon went on with a connection of the one before");
     println!(
         "{kills} kills, {over} of them behind a transfer; {reset} resets; {resumed} daemons \
