@@ -235,8 +235,8 @@ fn called(names: &Namespace, b: &mut SocketGuest, many: u64) -> Vec<(Stranger, P
     let call = |serial| {
         let before: Vec<Ports> = b.sockets.keys().copied().collect();
         let is_new = |at: &&Ports| at.host >= 1 << 16 && !before.contains(*at);
-        let mut host = Stranger::new(names, 1);
-        host.meets().opens(b, serial, &format!("10.0.0.1:{}", 1000 + serial));
+        let mut host = Stranger::met(names);
+        host.opens(b, serial, &format!("10.0.0.1:{}", 1000 + serial));
         (host, *b.sockets.keys().find(is_new).expect("it is there"))
     };
     (0..many).map(call).collect()
