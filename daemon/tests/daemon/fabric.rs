@@ -290,8 +290,8 @@ impl Stranger {
         self.says(&[&b"npvtoe\0\x01"[..], half].concat())
     }
 
-    /// The first host, when both have said hello. It connects again while the second hangs up, which
-    /// knows its peers a moment after its start.
+    /// The first host, when both have said hello. It connects again while the second one hangs up,
+    /// as it does while it knows no peers, for a moment after its start.
     pub(crate) fn met(names: &Namespace) -> Self {
         let start = Instant::now();
         loop {
