@@ -43,12 +43,10 @@ build: ## build everything, release profile
 	-@.ci/packages $(PACKAGES_FLOOD)
 	cargo build --release --locked --workspace
 
-deb: ## build the Debian packages of the host's and of the guest's programs, into target
+deb: ## build the Debian packages of the host and of guests, into target
+	@.ci/packages $(PACKAGES_BUILD) binutils
 	-@.ci/packages $(PACKAGES_FLOOD)
-	cargo build --release --locked -p nightporterd -p nightporter -p nightporter-boost
-	cargo rustc --release --locked -p nightporter-flood --bin nightporter-guest --target-dir $(TARGET)/guest -- -C target-feature=+crt-static
-	@cargo run --quiet --locked -p nightporter --example pages -- $(TARGET)/pages
-	@packaging/deb $(TARGET)/release $(TARGET)/guest/release/nightporter-guest $(TARGET)/pages $(TARGET)
+	@packaging/build $(TARGET)
 
 demo: setup ## show in three minutes what three real guests on one core gain; SCHED=eevdf|strict30|rr30|quota30|idle LINK=lan|metro|wan FULL=1 ATTACH=tap: one case, with every path and verdict
 	@.ci/packages $(PACKAGES_BUILD)

@@ -187,6 +187,28 @@ pub enum Request {
     },
 }
 
+impl Request {
+    /// Whether it changes nothing, and shows no frame.
+    #[must_use]
+    pub const fn only_looks(&self) -> bool {
+        match self {
+            Self::Status {}
+            | Self::Flows { .. }
+            | Self::Stations { .. }
+            | Self::Macs { .. }
+            | Self::Flow { .. } => true,
+            Self::Trace { .. }
+            | Self::Capture { .. }
+            | Self::Monitor { .. }
+            | Self::Offload { .. }
+            | Self::CongestionOffload { .. }
+            | Self::RateLimit { .. }
+            | Self::Change { .. }
+            | Self::Drain { .. } => false,
+        }
+    }
+}
+
 /// Which frames are captured: those that fit all that is given.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]

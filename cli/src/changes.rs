@@ -29,6 +29,20 @@ pub(crate) struct Dry {
     dry_run: bool,
 }
 
+/// Whether the change outlasts the daemon.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Save {
+    /// It holds after a restart, too: a VM that comes is written into a file of its own in DIR
+    /// (`conf.d` beside the daemon's configuration file), which a reload reads; the file of one
+    /// that goes is removed. Needs the right to write there.
+    #[arg(long = "save", value_name = "DIR", num_args = 0..=1, require_equals = true,
+          default_missing_value = CONF_DIR, conflicts_with = "dry_run")]
+    dir: Option<PathBuf>,
+}
+
+/// A change of a VM, and how it is made.
+pub(crate) type Wanted = (Change, Dry, Option<PathBuf>);
+
 /// The changes of `nightporter vm`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum OfVm {
@@ -40,11 +54,8 @@ pub(crate) enum OfVm {
         /// Keys as in [[vm]] of the configuration file.
         #[arg(value_name = "KEY=VALUE", value_parser = key_value)]
         keys: Vec<(String, String)>,
-        /// Write the VM into a file of its own in DIR, `conf.d` beside the daemon's configuration
-        /// file, and reload that. Needs the right to write there.
-        #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true,
-              default_missing_value = CONF_DIR, conflicts_with = "dry_run")]
-        save: Option<PathBuf>,
+        #[command(flatten)]
+        save: Save,
         #[command(flatten)]
         dry: Dry,
     },
@@ -62,11 +73,14 @@ pub(crate) enum OfVm {
         dry: Dry,
     },
     /// Removes a VM, and ends its connections. Run `nightporter drain VM` first, so that no bytes
-    /// are lost that the host has acknowledged.
+    /// are lost that the host has acknowledged. Without --save a VM that is in a file comes back
+    /// with the next reload.
     Remove {
         /// The name of the VM.
         #[arg(add = names::vms())]
         name: String,
+        #[command(flatten)]
+        save: Save,
         #[command(flatten)]
         dry: Dry,
     },
@@ -80,20 +94,22 @@ pub(crate) struct Attach {
     /// Keys as in [[vm]] of the configuration file.
     #[arg(value_name = "KEY=VALUE", value_parser = key_value)]
     keys: Vec<(String, String)>,
-    /// As in `vm add`: the VM is attached again after a restart.
-    #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true,
-          default_missing_value = CONF_DIR, conflicts_with = "dry_run")]
-    save: Option<PathBuf>,
+    #[command(flatten)]
+    save: Save,
     #[command(flatten)]
     dry: Dry,
 }
 
 impl Attach {
-    /// The command for which it is short.
-    pub(crate) fn as_vm(&self) -> OfVm {
+    /// The change that the daemon is asked for.
+    ///
+    /// # Errors
+    /// A key is given twice.
+    pub(crate) fn as_change(&self) -> Result<Wanted> {
         let tap = ("tap".into(), self.tap.clone());
-        let keys = [tap].into_iter().chain(self.keys.iter().cloned()).collect();
-        OfVm::Add { name: self.tap.clone(), keys, save: self.save.clone(), dry: self.dry }
+        let keys: Vec<_> = [tap].into_iter().chain(self.keys.iter().cloned()).collect();
+        let change = Change::AddVm { name: self.tap.clone(), keys: map(&keys)? };
+        Ok((change, self.dry, self.save.dir.clone()))
     }
 }
 
@@ -108,6 +124,8 @@ pub(crate) struct Detach {
     #[arg(long, value_name = "TIME", value_parser = span)]
     drain: Option<Duration>,
     #[command(flatten)]
+    save: Save,
+    #[command(flatten)]
     dry: Dry,
 }
 
@@ -116,7 +134,7 @@ impl Detach {
     ///
     /// # Errors
     /// No VM of this status has the tap.
-    pub(crate) fn as_change(&self, status: &Status) -> Result<(Change, Dry)> {
+    pub(crate) fn as_change(&self, status: &Status) -> Result<Wanted> {
         let vms = status.ports.iter().filter_map(|port| Some((port, tap_of(port)?)));
         let taps: Vec<_> = vms.clone().map(|(_, tap)| tap).collect();
         let Some((port, _)) = vms.into_iter().find(|(_, tap)| *tap == self.tap) else {
@@ -124,7 +142,8 @@ impl Detach {
             bail!("{} is not attached\n    fix: name a tap that is: {taps}", self.tap)
         };
         let drain_ms = self.drain.map(|time| u64::try_from(time.as_millis()).expect("a day"));
-        Ok((Change::RemoveVm { name: port.name.clone(), drain_ms }, self.dry))
+        let change = Change::RemoveVm { name: port.name.clone(), drain_ms };
+        Ok((change, self.dry, self.save.dir.clone()))
     }
 }
 
@@ -176,28 +195,20 @@ impl OfVm {
     ///
     /// # Errors
     /// A key is given twice.
-    fn as_change(&self) -> Result<(Change, Dry)> {
+    pub(crate) fn as_change(&self) -> Result<Wanted> {
         Ok(match self {
-            Self::Add { name, keys, dry, save: _ } => {
-                (Change::AddVm { name: name.clone(), keys: map(keys)? }, *dry)
+            Self::Add { name, keys, dry, save } => {
+                let change = Change::AddVm { name: name.clone(), keys: map(keys)? };
+                (change, *dry, save.dir.clone())
             }
             Self::Set { name, keys, dry } => {
-                (Change::SetVm { name: name.clone(), keys: map(keys)? }, *dry)
+                (Change::SetVm { name: name.clone(), keys: map(keys)? }, *dry, None)
             }
-            Self::Remove { name, dry } => {
-                (Change::RemoveVm { name: name.clone(), drain_ms: None }, *dry)
+            Self::Remove { name, dry, save } => {
+                let change = Change::RemoveVm { name: name.clone(), drain_ms: None };
+                (change, *dry, save.dir.clone())
             }
         })
-    }
-}
-
-impl OfVm {
-    /// The name of a VM that is added, and the directory in which it is saved.
-    fn saved(&self) -> Option<(&str, &Path)> {
-        match self {
-            Self::Add { name, save: Some(dir), .. } => Some((name, dir)),
-            _ => None,
-        }
     }
 }
 
@@ -223,18 +234,68 @@ impl Dry {
     }
 }
 
-/// Changes a VM, or adds it by a file of its own.
+/// Changes a VM; with a directory, it comes by a file of its own there, or goes with that.
 pub(crate) fn of_vm(
     connect: impl Fn() -> Result<Client>,
     control: &Path,
     json: bool,
-    of: &OfVm,
+    (change, dry, dir): Wanted,
 ) -> Result<()> {
-    let (change, dry) = of.as_change()?;
-    match of.saved() {
-        Some(saved) => save(connect, control, json, saved, change),
-        None => self::change(connect()?, control, json, (change, dry)),
+    match (dir, &change) {
+        (Some(dir), Change::AddVm { name, .. }) => {
+            let name = name.clone();
+            save(connect, control, json, (&name, &dir), change)
+        }
+        (Some(dir), Change::RemoveVm { name, .. }) => {
+            let path = file_of(name, &dir);
+            let text = own_text(name, &path)?;
+            remove(connect()?, control, json, (&path, &text), change)
+        }
+        _ => self::change(connect()?, control, json, (change, dry)),
     }
+}
+
+/// The file of a VM that is saved in `dir`.
+fn file_of(name: &str, dir: &Path) -> PathBuf {
+    dir.join(format!("{name}.toml"))
+}
+
+/// The text of a VM's own file.
+///
+/// # Errors
+/// There is no such file, or it has more than this VM.
+fn own_text(name: &str, path: &Path) -> Result<String> {
+    let fix = format!(
+        "take VM {name} out of the file that has it, and `nightporter reload`; if none has it, \
+         leave out --save"
+    );
+    let shown = path.display();
+    let text = fs::read_to_string(path)
+        .map_err(|e| anyhow!("cannot read {shown}: {e}\n    fix: {fix}"))?;
+    let is_section = |line: &&str| line.starts_with('[');
+    let is_its = text.lines().any(|line| line == format!("name = \"{name}\""));
+    if !is_its || text.lines().filter(is_section).ne(["[[vm]]"]) {
+        bail!("{shown} has more than VM {name}, or another\n    fix: {fix}");
+    }
+    Ok(text)
+}
+
+/// Removes a VM and its file, which has this text; or neither.
+fn remove(
+    client: Client,
+    control: &Path,
+    json: bool,
+    (path, text): (&Path, &str),
+    change: Change,
+) -> Result<()> {
+    fs::remove_file(path).map_err(not_written(path))?;
+    let removed = self::change(client, control, json, (change, Dry { dry_run: false }));
+    let Err(e) = removed else { return Ok(()) };
+    if !e.is::<Refused>() {
+        return Err(e.context(format!("{} is removed, and the VM may be", path.display())));
+    }
+    write_new(path, |file| file.write_all(text.as_bytes()))?;
+    Err(e)
 }
 
 /// Adds a VM by a file of its own, and a reload: the daemon itself writes no configuration.
@@ -253,9 +314,13 @@ fn save(
     client.wait_for(LIMIT)?;
     let section = match client.ask(&Request::Change { change, dry_run: true })? {
         Reply::Plan(Plan { section: Some(section), .. }) => section,
+        Reply::Plan(plan) => {
+            eprintln!("{name} is in a configuration file already: nothing is written");
+            return print(json, &plan, |_| Ok(()));
+        }
         other => return unexpected(&other),
     };
-    let path = dir.join(format!("{name}.toml"));
+    let path = file_of(name, dir);
     make_dir(dir).map_err(not_written(dir))?;
     write_new(&path, |file| file.write_all(section.as_bytes()))?;
     if let Err(e) = self::change(client, control, json, Dry { dry_run: false }.as_change()) {

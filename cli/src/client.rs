@@ -69,7 +69,8 @@ impl Client {
                 ),
                 ErrorKind::PermissionDenied => anyhow!(
                     "not allowed to connect to {shown}\n    \
-                     fix: run as root, or as the user that nightporterd runs as"
+                     fix: run as root, or as the user that nightporterd runs as; to look at \
+                     states alone, be in daemon.status_group"
                 ),
                 _ => anyhow!("cannot connect to {shown}: {e}"),
             }

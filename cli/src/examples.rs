@@ -82,7 +82,13 @@ const EXAMPLES: &[(&str, &[Example])] = &[
         ],
     ),
     ("vm set", &[("vm set web1 mtu=9000 mac=", "Another MTU, and the default for its MAC.")]),
-    ("vm remove", &[("vm remove web1", "A VM goes; drain it first.")]),
+    (
+        "vm remove",
+        &[
+            ("vm remove web1", "A VM goes; drain it first."),
+            ("vm remove web3 --save", "With the file that `vm add --save` has written."),
+        ],
+    ),
     (
         "attach",
         &[
@@ -96,6 +102,7 @@ const EXAMPLES: &[(&str, &[Example])] = &[
         &[
             ("detach vnet0", "The tap is plain, once no connection owes anything."),
             ("detach vnet0 --drain 1min", "That may take a minute, instead of ten seconds."),
+            ("detach vnet0 --save", "It is not attached again after a restart."),
         ],
     ),
     ("uplink add", &[("uplink add lan2 kind=tap ifname=np1 bridge=br0", "A tap in a bridge.")]),

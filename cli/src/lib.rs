@@ -64,7 +64,7 @@ enum Command {
     /// Shows the MACs that the switch knows, and the port of each.
     Macs {
         /// Only those behind this VM, uplink or overlay.
-        #[arg(add = names::ports())]
+        #[arg(add = names::of_the_switch())]
         port: Option<String>,
     },
     /// Shows one connection, by the number that `flows` shows.
@@ -199,12 +199,13 @@ fn run(arguments: &Arguments) -> Result<()> {
         Command::RateLimit(of) => done(&mut connect()?, &of.read()?),
         Command::Vm(OfVm::List(options)) => vms::list(&mut connect()?, json, *options),
         Command::Vm(OfVm::Show { name }) => vms::show(&mut connect()?, json, name),
-        Command::Vm(OfVm::Change(of)) => changes::of_vm(connect, &arguments.control, json, of),
-        Command::Attach(of) => changes::of_vm(connect, &arguments.control, json, &of.as_vm()),
+        Command::Vm(OfVm::Change(of)) => {
+            changes::of_vm(connect, &arguments.control, json, of.as_change()?)
+        }
+        Command::Attach(of) => changes::of_vm(connect, &arguments.control, json, of.as_change()?),
         Command::Detach(of) => {
-            let mut client = connect()?;
-            let change = of.as_change(&status(&mut client)?)?;
-            changes::change(client, &arguments.control, json, change)
+            let wanted = of.as_change(&status(&mut connect()?)?)?;
+            changes::of_vm(connect, &arguments.control, json, wanted)
         }
         Command::Uplink(of) => {
             changes::change(connect()?, &arguments.control, json, of.as_change()?)

@@ -26,14 +26,28 @@ pub(crate) fn taps() -> ArgValueCandidates {
     })
 }
 
-/// Of VMs, uplinks and overlays.
+/// Of VMs, uplinks and overlays, and the network's ends of attached VMs.
 pub(crate) fn ports() -> ArgValueCandidates {
     ArgValueCandidates::new(|| names(|_| true))
 }
 
+/// Of those that have a place in the switch.
+pub(crate) fn of_the_switch() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| names(|port| !is_end(port) && tap_of(port).is_none()))
+}
+
 /// Of uplinks.
 pub(crate) fn uplinks() -> ArgValueCandidates {
-    ArgValueCandidates::new(|| names(|port| matches!(port.kind.as_str(), "tap" | "macvtap")))
+    ArgValueCandidates::new(|| names(is_uplink))
+}
+
+fn is_uplink(port: &PortStatus) -> bool {
+    matches!(port.kind.as_str(), "tap" | "macvtap") && !is_end(port)
+}
+
+/// `NAME/net`: no name of the configuration has a slash.
+fn is_end(port: &PortStatus) -> bool {
+    port.name.contains('/')
 }
 
 /// None if the daemon does not answer, or not this user.
@@ -63,6 +77,17 @@ fn control(mut words: impl Iterator<Item = String>) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_networks_end_of_an_attached_vm_is_no_uplink() {
+        let port = |name: &str, kind: &str| PortStatus {
+            name: name.into(),
+            kind: kind.into(),
+            ..PortStatus::default()
+        };
+        assert!(is_uplink(&port("lan", "tap")) && is_uplink(&port("wan", "macvtap")));
+        assert!(!is_uplink(&port("vnet0/net", "tap")) && !is_uplink(&port("web1", "vm")));
+    }
 
     #[test]
     fn names_are_those_of_the_daemon_that_the_line_names() {

@@ -193,13 +193,11 @@ fn a_tap_is_detached_by_the_name_of_its_vm() {
     let daemon = thread::spawn(move || {
         let plan = "{\"plan\":{\"steps\":[\"- vm web1\"],\"needs_restart\":[],\"done\":true}}\n";
         let mut asked = Vec::new();
-        for answers in [vec![&*status], vec![&*status, plan]] {
+        for answer in [&*status, &*status, plan] {
             let mut stream = BufReader::new(listener.accept().unwrap().0);
-            for answer in answers {
-                asked.push(String::new());
-                stream.read_line(asked.last_mut().unwrap()).unwrap();
-                stream.get_mut().write_all(answer.as_bytes()).unwrap();
-            }
+            asked.push(String::new());
+            stream.read_line(asked.last_mut().unwrap()).unwrap();
+            stream.get_mut().write_all(answer.as_bytes()).unwrap();
         }
         asked.pop()
     });
@@ -219,4 +217,45 @@ fn a_key_without_a_value_is_told_how_to_be_written() {
     let output = nightporter("/nowhere/control", &["vm", "set", "a", "mtu"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("write KEY=VALUE, as in mtu=9000"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_vm_goes_with_its_own_file_or_neither_does() {
+    let dir = std::env::temp_dir().join(format!("np-cli-{}-conf.d", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let (file, save) = (dir.join("b.toml"), format!("--save={}", dir.display()));
+    let run = |name: &str, answer: &'static str, arguments: &[&str]| {
+        let socket = answering(name, answer);
+        let all: Vec<_> = arguments.iter().copied().chain([save.as_str()]).collect();
+        let output = nightporter(socket.to_str().unwrap(), &all);
+        std::fs::remove_file(socket).unwrap();
+        (output.status.success(), stderr(&output))
+    };
+    let done = "{\"plan\":{\"steps\":[\"- vm b\"],\"needs_restart\":[],\"done\":true}}\n";
+    let refused = "{\"error\":{\"what\":\"no\",\"fix\":\"wait\"}}\n";
+    let remove = ["vm", "remove", "b"];
+    let (fine, said) = run("no-file", done, &remove);
+    assert!(!fine && said.contains("cannot read") && said.contains("leave out --save"), "{said}");
+    let own = "# web\n[[vm]]\nname = \"b\"\n";
+    let others = [own.replace("\"b\"", "\"c\""), format!("{own}[[vm]]\nname = \"c\"\n")];
+    for other in others {
+        std::fs::write(&file, &other).unwrap();
+        let (fine, said) = run("other", done, &remove);
+        assert!(!fine && said.contains("has more than VM b, or another\n    fix: "), "{said}");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), other);
+    }
+    std::fs::write(&file, own).unwrap();
+    assert_eq!(
+        run("refused", refused, &remove),
+        (false, "nightporter: no\n    fix: wait\n".into())
+    );
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), own, "the VM is there, and its file");
+    assert_eq!(run("gone", done, &remove), (true, String::new()));
+    assert!(!file.exists());
+    // One that another file has.
+    let there = "{\"plan\":{\"steps\":[],\"needs_restart\":[],\"done\":false}}\n";
+    let (fine, said) = run("there", there, &["vm", "add", "b"]);
+    assert!(fine && said.starts_with("b is in a configuration file already"), "{said}");
+    assert!(!file.exists());
+    std::fs::remove_dir(dir).unwrap();
 }

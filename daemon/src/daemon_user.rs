@@ -96,7 +96,9 @@ impl Judge {
             let found = owner.or_else(|| self.not_made(&vm.socket))?;
             Some(format!("vm.{}: {found}", vm.name))
         };
-        config.vms.iter().filter_map(of_vm).collect()
+        let control = owners.of_control().ok().and_then(|owner| self.not_given(owner));
+        let control = control.map(|found| format!("daemon.status_group: {found}"));
+        config.vms.iter().filter_map(of_vm).chain(control).collect()
     }
 
     fn not_given(&self, Access { uid, gid, .. }: Access) -> Option<String> {

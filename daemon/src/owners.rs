@@ -35,6 +35,8 @@ pub(crate) struct Owners {
     default: Names,
     known: BTreeMap<Names, Access>,
     unknown: BTreeMap<Names, StartError>,
+    /// `daemon.status_group`.
+    lookers: Option<Result<Access, StartError>>,
 }
 
 impl Owners {
@@ -43,7 +45,7 @@ impl Owners {
     /// # Errors
     /// None of them exists; they are too many.
     pub(crate) fn of(config: &Config) -> Result<Self, StartError> {
-        let DaemonConfig { socket_user, socket_group, .. } = &config.daemon;
+        let DaemonConfig { socket_user, socket_group, status_group, .. } = &config.daemon;
         let default = (socket_user.clone(), socket_group.clone());
         let mut found = BTreeMap::from([(default.clone(), look_up("daemon", &default))]);
         for vm in &config.vms {
@@ -52,6 +54,10 @@ impl Owners {
                 entry.insert(access);
             }
         }
+        let lookers = status_group.as_ref().map(|name| {
+            let gid = Some(gid(name, "daemon.status_group")?);
+            Ok(Access { mode: Some(0o660), uid: None, gid })
+        });
         let (mut known, mut unknown) = (BTreeMap::new(), BTreeMap::new());
         for (names, found) in found {
             match found {
@@ -65,7 +71,7 @@ impl Owners {
         }
         match unknown.values().next() {
             Some(e) if known.is_empty() => Err(e.clone()),
-            _ => Ok(Self { default, known, unknown }),
+            _ => Ok(Self { default, known, unknown, lookers }),
         }
     }
 
@@ -76,7 +82,15 @@ impl Owners {
 
     /// All of these.
     pub(crate) fn problems(&self) -> impl Iterator<Item = &StartError> {
-        self.unknown.values()
+        self.unknown.values().chain(self.lookers.iter().filter_map(|it| it.as_ref().err()))
+    }
+
+    /// The users who may connect to the control socket.
+    ///
+    /// # Errors
+    /// `daemon.status_group` does not exist: then only our own user.
+    pub(crate) fn of_control(&self) -> Result<Access, StartError> {
+        self.lookers.clone().unwrap_or(Ok(OWN))
     }
 
     /// The users who may connect to the sockets of a VM. `None`: they were not known at the start.
@@ -91,12 +105,13 @@ impl Owners {
 
     /// All of them.
     pub(crate) fn all(&self) -> impl Iterator<Item = Access> {
-        self.known.values().copied()
+        let lookers = self.lookers.iter().filter_map(|it| it.as_ref().ok());
+        self.known.values().chain(lookers).copied()
     }
 }
 
 /// Our own user's.
-const OWN: Access = Access { mode: Some(0o600), uid: None, gid: None };
+pub(crate) const OWN: Access = Access { mode: Some(0o600), uid: None, gid: None };
 
 /// Names that a VM does not give are those of `[daemon]`.
 fn names(default: &Names, vm: &VmConfig) -> Names {
@@ -105,20 +120,28 @@ fn names(default: &Names, vm: &VmConfig) -> Names {
 }
 
 fn look_up(of: &str, (user, group): &Names) -> Result<Access, StartError> {
-    let missing = |kind: &str, name: &str| {
-        let fix = format!("correct {of}.socket_{kind}, or create it");
-        error(format!("there is no {kind} \"{name}\" on this host"), &fix)
-    };
     let mut access = OWN;
     if let Some(name) = user {
-        let user = User::from_name(name).ok().flatten().ok_or_else(|| missing("user", name))?;
+        let found = User::from_name(name).ok().flatten();
+        let user = found.ok_or_else(|| missing("user", name, &format!("{of}.socket_user")))?;
         (access.mode, access.uid) = (Some(0o660), Some(user.uid.as_raw()));
     }
     if let Some(name) = group {
-        let group = Group::from_name(name).ok().flatten().ok_or_else(|| missing("group", name))?;
-        (access.mode, access.gid) = (Some(0o660), Some(group.gid.as_raw()));
+        access.mode = Some(0o660);
+        access.gid = Some(gid(name, &format!("{of}.socket_group"))?);
     }
     Ok(access)
+}
+
+/// The number of the group that this key names.
+fn gid(name: &str, key: &str) -> Result<u32, StartError> {
+    let found = Group::from_name(name).ok().flatten();
+    found.map(|group| group.gid.as_raw()).ok_or_else(|| missing("group", name, key))
+}
+
+fn missing(kind: &str, name: &str, key: &str) -> StartError {
+    let fix = format!("correct {key}, or create it");
+    error(format!("there is no {kind} \"{name}\" on this host"), &fix)
 }
 
 #[cfg(test)]

@@ -30,6 +30,7 @@ use crate::control::{
     Control, ControlServer, ControlThread, Endpoints, Interfaces, LinkWatch, MetricsServer,
 };
 use crate::errors::{StartError, error};
+use crate::owners::{Access, OWN, Owners};
 use crate::port::build::{Openings, make_parent};
 use crate::random::{no_chance, random};
 use crate::sandbox::Sandbox;
@@ -113,12 +114,12 @@ fn start(
     let links = LinkWatch::new()
         .map_err(|e| error(format!("cannot watch interfaces: {e}"), "allow netlink sockets"));
     check(links.as_ref().map(drop).map_err(Clone::clone));
-    let operators = open_control(settings);
+    let owners = sandbox.owners.clone();
+    let operators = open_control(settings, owners.as_ref().map_or(Ok(OWN), Owners::of_control));
     check(operators.as_ref().map(drop).map_err(Clone::clone));
     check(open_booster(&mut worker, config));
     let openings = Openings::new(Arc::clone(&sandbox.broker));
     let mut interfaces = Interfaces::new(links.ok(), openings.clone());
-    let owners = sandbox.owners.clone();
     check(owners.clone().map(drop)); // without them every VM is our own user's, and nothing starts
     let first = Prepared::first(config, owners.unwrap_or_default(), arena.size);
     let running = open_ports(&mut worker, first, &openings, &mut interfaces, &mut check);
@@ -251,10 +252,24 @@ fn raise_file_limit() {
     }
 }
 
-fn open_control(settings: &DaemonConfig) -> Result<ControlServer, StartError> {
+/// The control socket. Those who only look do not keep the network from its start.
+fn open_control(
+    settings: &DaemonConfig,
+    lookers: Result<Access, StartError>,
+) -> Result<ControlServer, StartError> {
     make_parent(&settings.control)?;
-    ControlServer::new(&settings.control)
-        .map_err(|e| error(e, "stop the other daemon, or choose another daemon.control"))
+    let lookers = lookers.unwrap_or_else(|e| {
+        tracing::error!("{e}\n    only root and the daemon's own user may connect until then");
+        OWN
+    });
+    let opened = match ControlServer::new(&settings.control, lookers) {
+        Err(e) if e.is_not_given() => {
+            tracing::error!("{e}\n    fix: put the daemon's user into daemon.status_group");
+            ControlServer::new(&settings.control, OWN)
+        }
+        opened => opened,
+    };
+    opened.map_err(|e| error(e, "stop the other daemon, or choose another daemon.control"))
 }
 
 fn open_booster(worker: &mut Worker, config: &Config) -> Result<(), StartError> {

@@ -26,6 +26,7 @@ pub fn run(data: &[u8]) {
 pub fn seeds() -> Vec<Vec<u8>> {
     let every_key = "[daemon]\ncontrol = \"/run/c\"\nmetrics = \"[::1]:9469\"\narena = \"/run/a\"\n\
         metrics_allow_remote = false\nsocket_user = \"kvm\"\nsocket_group = \"kvm\"\n\
+        status_group = \"adm\"\n\
         busy_poll_us = 50\ncpu = 3\nrt_priority = 1\nplain_after_ms = 100\n\
         log = \"info,nightporterd::vhost=debug\"\n\
         drain_timeout_s = 0\n[[uplink]]\nname = \"lan\"\nkind = \"tap\"\nifname = \"np0\"\n\

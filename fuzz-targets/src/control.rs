@@ -214,7 +214,7 @@ impl Host {
         let config = WorkerConfig { busy_poll, epoch: NonZeroU64::MIN };
         let mut worker = Worker::new(&config, engine).expect("a worker");
         let path = temporary("control");
-        let operators = ControlServer::new(&path).expect("a socket");
+        let operators = ControlServer::new(&path, Access::default()).expect("a socket");
         let control = Control::beside(&mut worker, operators).expect("epoll");
         let socket = rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
         std::fs::remove_file(&path).expect("the socket");

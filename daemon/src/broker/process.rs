@@ -127,7 +127,7 @@ impl Process<'_> {
     fn attach(&mut self, tap: &str, slot: u8) -> Result<Given, Refusal> {
         let refuse =
             |what: String, fix: &str| Refusal { what, fix: fix.into(), ..Refusal::default() };
-        self.rules.judge_tap(tap).map_err(|(what, fix)| refuse(what, &fix))?;
+        Rules::judge_name(tap).map_err(|(what, fix)| refuse(what, &fix))?;
         let index = if_nametoindex(tap).map_err(|_| {
             let fix = "start the VM; taps of other network namespaces cannot be attached: run a \
                        nightporterd there";
@@ -138,6 +138,7 @@ impl Process<'_> {
             let fix = "name the tap of a VM (ip -details link show type tun)";
             return Err(refuse(format!("{tap} is not a tap"), fix));
         }
+        self.rules.judge_tap(tap).map_err(|(what, fix)| refuse(what, &fix))?;
         let failed = |e: AttachError| {
             let text = e.to_string();
             let (what, fix) = text.split_once("\n    fix: ").unwrap_or((&text, "report this"));

@@ -88,12 +88,17 @@ impl Rules {
         }
     }
 
-    /// Whether a tap may be attached. Errors: why not, and the fix.
-    pub(super) fn judge_tap(&self, tap: &str) -> Result<(), (String, String)> {
+    /// Whether a VM's tap may have this name. Errors: why not, and the fix.
+    pub(super) fn judge_name(tap: &str) -> Result<(), (String, String)> {
         if [FROM_VM, TO_NET].iter().any(|begin| tap.starts_with(begin)) {
             let what = format!("{tap} is called as those taps that a nightporterd makes");
             return Err((what, "name the tap of a VM (virsh domiflist VM)".into()));
         }
+        Ok(())
+    }
+
+    /// Whether a tap may be attached. Errors: why not, and the fix.
+    pub(super) fn judge_tap(&self, tap: &str) -> Result<(), (String, String)> {
         let fits = |pattern: &String| match pattern.strip_suffix('*') {
             Some(begin) => tap.starts_with(begin),
             None => pattern == tap,

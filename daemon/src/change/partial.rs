@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 
 use super::plan::Part;
 use super::{Plan, Refusal};
+use crate::config::keys::differences;
 use crate::config::{Config, DaemonConfig};
 
 /// The configuration to which the daemon can go from `now` toward `wanted`, and the changes that
@@ -36,7 +37,37 @@ pub(super) fn reachable(now: &Config, wanted: &Config) -> Result<(Config, Vec<St
                 .into(),
         });
     }
+    for part in &waiting {
+        waits.extend(held_back(now, wanted, part, &waits));
+    }
     Ok((reached, waits))
+}
+
+/// The keys of a part that could change, and wait because another one of it does. `named`: the
+/// lines of those.
+fn held_back(now: &Config, wanted: &Config, part: &Part, named: &[String]) -> Vec<String> {
+    let (of, before, after) = match part {
+        // All of their keys that wait are named, each for itself.
+        Part::Daemon | Part::Registry | Part::Toe | Part::Uplink(_) => return Vec::new(),
+        Part::Overlay(name) => {
+            let keys = |config: &Config| {
+                config.overlays.iter().find(|it| it.name == *name).map(|it| it.keys())
+            };
+            (format!("overlay.{name}"), keys(now), keys(wanted))
+        }
+        Part::Vm(name) => {
+            let keys =
+                |config: &Config| config.vms.iter().find(|it| it.name == *name).map(|it| it.keys());
+            (format!("vm.{name}"), keys(now), keys(wanted))
+        }
+    };
+    let Some((before, after)) = before.zip(after) else { return Vec::new() };
+    let lines = differences(&before, &after).into_iter().filter_map(|(key, before, after)| {
+        let key = format!("{of}.{key}");
+        let is_named = named.iter().any(|line| line.split(' ').next() == Some(&key));
+        (!is_named).then(|| format!("{key} {before} -> {after}"))
+    });
+    lines.collect()
 }
 
 /// `wanted`, with these parts as they are `now`.
@@ -115,7 +146,7 @@ mod tests {
                       [[vm]]\nname = \"b\"\nmtu = 9000\n";
         let (lines, waits) = reached(&format!("{LAN}{wanted}"));
         assert_eq!(lines, ["~ vm b: mtu 1500 -> 9000 (told when its VMM connects)"]);
-        assert_eq!(waits, ["vm.a.network none -> red"]);
+        assert_eq!(waits, ["vm.a.network none -> red", "vm.a.mtu 1500 -> 9000"]);
     }
 
     #[test]
@@ -136,7 +167,27 @@ mod tests {
         .map(|text| config(&text));
         let (reached, waits) = reachable(&had, &gets).unwrap();
         assert_eq!(Plan::between(&had, &reached), Plan::default());
-        assert_eq!(waits, ["vm.b gets what vm.a has now (two changes)"]);
+        let mac = "\"52:54:00:00:00:01\"";
+        let held = [
+            "vm.b gets what vm.a has now (two changes)".into(),
+            format!("vm.a.mac {mac} -> none"),
+            "vm.a.mtu 1500 -> 9000".into(),
+            format!("vm.b.mac none -> {mac}"),
+        ];
+        assert_eq!(waits, held);
+    }
+
+    #[test]
+    fn all_keys_of_an_overlay_that_waits_are_named() {
+        let overlay = |vni: u32, peer: &str, mtu: u32| {
+            let keys = format!("vni = {vni}\nlocal = \"192.0.2.1\"\npeers = [\"{peer}\"]");
+            config(&format!("{VMS}[[overlay]]\nname = \"o\"\n{keys}\nmtu = {mtu}\n"))
+        };
+        let (now, wanted) = (overlay(7, "192.0.2.2", 1450), overlay(8, "192.0.2.3", 1450));
+        let (reached, waits) = reachable(&now, &wanted).unwrap();
+        assert_eq!(Plan::between(&now, &reached), Plan::default());
+        let peers = "overlay.o.peers [\"192.0.2.2:4789\"] -> [\"192.0.2.3:4789\"]";
+        assert_eq!(waits, ["overlay.o.vni 7 -> 8", peers]);
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub struct Plan {
     pub lines: Vec<String>,
     /// Changes that cannot be made while the daemon runs.
     pub needs_restart: Vec<String>,
-    /// The VM that comes last, as it is written in a file.
+    /// The VM that a command adds and no file has, as it is written in a file.
     pub section: Option<String>,
     /// The parts of the configuration that these are of.
     pub(super) waiting: BTreeSet<Part>,

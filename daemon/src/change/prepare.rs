@@ -37,8 +37,8 @@ pub(super) fn prepare(
     let mut plan = Plan::between(&running.config, &target.config);
     match change {
         Change::RemoveVm { drain_ms: Some(ms), .. } => plan.set_drain(*ms),
-        // It may be there already, and be saved now.
-        Change::AddVm { name, .. } => {
+        // It may be there already, and be saved now; unless a file has it.
+        Change::AddVm { name, .. } if target.by_command.contains(name) => {
             let vm = target.config.vms.iter().find(|vm| vm.name == *name);
             plan.section = vm.map(section_of);
         }

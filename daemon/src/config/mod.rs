@@ -92,10 +92,13 @@ pub struct Config {
 table! {
     /// `[daemon]`: the process as a whole.
     DaemonConfig(s) {
-        /// UNIX socket the `nightporter` tool talks to; made with mode 0600. Default
-        /// `/run/nightporter/control.sock`. At most 107 bytes (`sun_path`).
+        /// UNIX socket the `nightporter` tool talks to; made with mode 0600, or with 0660 and
+        /// `status_group`. Default `/run/nightporter/control.sock`. At most 107 bytes (`sun_path`).
         control: PathBuf = default(
             PathBuf::from(RUN_DIR).join("control.sock"), socket_path, SOCKET_FIX);
+        /// Group whose members may connect to `control` and look: they change nothing, and see no
+        /// frames. Default: none.
+        status_group: Option<String> = optional(name, GROUP_FIX);
         /// Allow `metrics` on an address that is not loopback. Default `false`: the endpoint has no
         /// authentication and names every VM.
         metrics_allow_remote: bool = flag(false);

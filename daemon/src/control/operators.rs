@@ -1,4 +1,6 @@
-//! The control socket's server: requests in, replies and streams out, all without blocking.
+//! The control socket's server: requests in, replies and streams out, all without blocking. A
+//! client that is neither root's nor the daemon's user's is of `daemon.status_group`, and may only
+//! look.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,12 +12,17 @@ use std::sync::Arc;
 use nightporter_api::{REQUEST_BYTES_MAX, Reply, Request};
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollEvent};
+use nix::unistd::geteuid;
+use rustix::net::sockopt::socket_peercred;
 
-use super::conn::{ACCEPTS_PER_TURN, Allowance, Clients, Conn};
+use super::conn::{ACCEPTS_PER_TURN, Allowance, CLIENTS_MAX, Clients, Conn};
 use crate::spare;
 use crate::token::Token;
 use crate::vhost::listener::{Access, ListenError, Listener};
 use crate::worker::orders::Client;
+
+/// Clients of `daemon.status_group` at a time: there is always room for others.
+const LOOKERS_MAX: usize = CLIENTS_MAX / 2;
 
 /// Stream bytes that may wait for a client; then its capture buffers, and then it misses frames.
 const STREAM_PENDING_MAX: usize = 1 << 20;
@@ -29,6 +36,8 @@ pub struct ControlServer {
     known: BTreeMap<u16, Client>,
     /// Clients so far.
     count: Client,
+    /// Our own user.
+    own: u32,
     /// Clients that have gone since [`Self::take_gone`].
     gone: Vec<Client>,
     /// A spare descriptor, which is closed for a client when there is no other: so an operator is
@@ -40,6 +49,8 @@ pub struct ControlServer {
 struct Operator {
     client: Client,
     conn: Conn<UnixStream>,
+    /// It may change nothing.
+    only_looks: bool,
     /// After [`Reply::Stream`] it is not listened to any more.
     streaming: bool,
     /// The worker may send one piece of its stream.
@@ -56,13 +67,13 @@ pub(super) fn line(reply: &Reply) -> Vec<u8> {
 }
 
 impl ControlServer {
-    /// Listens at `path`, for our own user only. Errors: see [`ListenError`].
-    pub fn new(path: &Path) -> Result<Self, ListenError> {
-        let access = Access { mode: Some(0o600), ..Access::default() };
+    /// Listens at `path`, for our own user and those of this group. Errors: see [`ListenError`].
+    pub fn new(path: &Path, access: Access) -> Result<Self, ListenError> {
         let listener = Listener::bind(path, access)?;
         let reserve = listener.fd().try_clone_to_owned().ok();
         let (clients, known, gone) = (Clients::new(), BTreeMap::new(), Vec::new());
-        Ok(Self { listener, clients, known, count: 0, gone, reserve })
+        let own = geteuid().as_raw();
+        Ok(Self { listener, clients, known, count: 0, own, gone, reserve })
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -92,10 +103,21 @@ impl ControlServer {
             if stream.set_nonblocking(true).is_err() {
                 continue;
             }
+            let only_looks = self.only_looks(&stream);
+            if only_looks {
+                self.make_room_for_looker();
+            }
             let conn = Conn::new(stream, REQUEST_BYTES_MAX);
             self.count += 1;
             let client = self.count;
-            let operator = Operator { client, conn, streaming: false, granted: false, held: false };
+            let operator = Operator {
+                client,
+                conn,
+                only_looks,
+                streaming: false,
+                granted: false,
+                held: false,
+            };
             let served = self.served();
             let place = self.clients.insert_beside(operator, |place| served.contains(&place));
             self.gone.extend(self.known.remove(&place));
@@ -109,6 +131,23 @@ impl ControlServer {
             }
         }
         Ok(())
+    }
+
+    /// Whether its client is neither root nor our own user.
+    fn only_looks(&self, stream: &UnixStream) -> bool {
+        let uid = socket_peercred(stream).map(|peer| peer.uid.as_raw());
+        !uid.is_ok_and(|uid| [0, self.own].contains(&uid))
+    }
+
+    /// If there are [`LOOKERS_MAX`], the one unused for longest goes.
+    fn make_room_for_looker(&mut self) {
+        let looks = |place: &u16| self.clients.get(*place).is_some_and(|it| it.only_looks);
+        let places = 0..u16::try_from(CLIENTS_MAX).expect("a few");
+        let lookers: Vec<_> = places.filter(looks).collect();
+        if lookers.len() >= LOOKERS_MAX {
+            let idlest = self.clients.remove_idlest(|place| !lookers.contains(&place));
+            self.gone.extend(idlest.and_then(|place| self.known.remove(&place)));
+        }
     }
 
     /// The places of clients that wait for an answer or have a stream.
@@ -146,6 +185,15 @@ impl ControlServer {
             let request = serde_json::from_slice(&line).map_err(|e| Reply::Error {
                 what: format!("not a request: {e}"),
                 fix: "use a `nightporter` of the daemon's version".into(),
+            });
+            let only_looks = client.only_looks;
+            let request = request.and_then(|it: Request| match only_looks && !it.only_looks() {
+                true => Err(Reply::Error {
+                    what: "who is in daemon.status_group may look at states, and nothing else"
+                        .into(),
+                    fix: "run it as root, or as the user that nightporterd runs as".into(),
+                }),
+                false => Ok(it),
             });
             client.held = request.is_ok();
             if client.held {

@@ -19,7 +19,9 @@ use crate::errors::{StartError, error};
 fn needed(config: &Config) -> CapabilitySet {
     let Config { daemon, vms, .. } = config;
     let has_user = daemon.socket_user.is_some() || vms.iter().any(|vm| vm.socket_user.is_some());
-    let has_group = daemon.socket_group.is_some() || vms.iter().any(|vm| vm.socket_group.is_some());
+    let of_daemon = [&daemon.socket_group, &daemon.status_group];
+    let has_group =
+        of_daemon.iter().any(|it| it.is_some()) || vms.iter().any(|vm| vm.socket_group.is_some());
     let mut needed = CapabilitySet::empty();
     if has_group || has_user {
         needed |= CapabilitySet::CHOWN;

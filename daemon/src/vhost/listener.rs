@@ -42,6 +42,12 @@ impl ListenError {
         matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem)
     }
 
+    /// The socket could be made, and not be given to its group or owner.
+    #[must_use]
+    pub fn is_not_given(&self) -> bool {
+        matches!(self, Self::Io { what: CHOWN, .. })
+    }
+
     /// The fix.
     #[must_use]
     pub fn fix(&self) -> &'static str {

@@ -210,7 +210,8 @@ fn a_frame_longer_than_any_is_dropped_and_counted() {
 /// A client of the control socket who has asked for a status this many times.
 fn asks_for_statuses(w: &mut World, times: usize) -> UnixStream {
     let path = w.dir.join("control");
-    w.control = Some(Control::beside(&mut w.worker, ControlServer::new(&path).unwrap()).unwrap());
+    let operators = ControlServer::new(&path, Access::default()).unwrap();
+    w.control = Some(Control::beside(&mut w.worker, operators).unwrap());
     let mut client = UnixStream::connect(&path).unwrap();
     let mut line = serde_json::to_vec(&Request::Status {}).unwrap();
     line.push(b'\n');

@@ -336,6 +336,9 @@ fn a_tap_is_attached_and_detached_amid_a_connection_which_goes_on() {
             what.starts_with("vm web1: there is no interface vm9") && fix.contains("start the VM"),
             "{what}: {fix}"
         );
+        // Whether it is a tap at all comes first.
+        let (what, fix) = host.refuses(Change::AddVm { name: "web1".into(), keys: keys("lo") });
+        assert!(what.contains("lo is not a tap"), "{what}: {fix}");
         let (what, fix) = host.refuses(Change::AddVm { name: "npv9".into(), keys: keys("npv9") });
         assert!(what.contains("npv9 is called as those taps"), "{what}: {fix}");
         for round in 0..3 {

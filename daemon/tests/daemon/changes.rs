@@ -241,6 +241,10 @@ fn a_vm_is_written_as_it_was_added_and_a_reload_reads_it_in_a_file_of_its_own() 
     assert!(host.change(Change::Reload {}).done);
     assert_eq!(host.names(), ["a", "b"]);
     assert_eq!(host.port("b").keys.get("isolated").map(String::as_str), Some("true"));
+    // It is in a file now, so there is nothing to write.
+    let plan =
+        host.change(add(&dir, "b", &[("ips", "192.0.2.3,2001:db8::3"), ("isolated", "true")]));
+    assert!(plan.steps.is_empty() && plan.section.is_none(), "{plan:?}");
     std::fs::remove_file(dir.join("conf.d/b.toml")).unwrap();
     assert!(host.change(Change::Reload {}).done);
     assert_eq!(host.names(), ["a"]);

@@ -8,9 +8,11 @@ use nightporter_api::{Reply, Request};
 use pcap_file::pcap::PcapReader;
 use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption;
 use pcap_file::pcapng::{Block, PcapNgReader};
+use rustix::process::{Gid, Uid};
+use rustix::thread::{set_thread_groups, set_thread_res_uid};
 
 use crate::guest::{Guest, PLAIN};
-use crate::host::{Dir, Host, LIMIT};
+use crate::host::{Dir, Host, LIMIT, NOBODY};
 
 /// An address of loopback that was free a moment ago.
 pub(crate) fn free_address() -> SocketAddr {
@@ -245,4 +247,48 @@ fn http_that_is_not_a_scrape_gets_an_error_and_no_more() {
     assert_eq!(first("GET /metrics HTTP/1.0\r\n\r\n"), "HTTP/1.1 200 OK");
     drop(silent);
     assert!(host.port("web1").vm.is_some());
+}
+
+#[test]
+#[ignore = "needs root: it is another user"]
+fn a_member_of_the_status_group_may_look_and_change_nothing() {
+    let dir = Dir::new();
+    let daemon = "metrics = \"off\"\nstatus_group = \"daemon\""; // Debian's, of number 1
+    let host = Host::start(&dir, &dir.configure(daemon, &dir.vm("web1", "")));
+    let ask = |stream: UnixStream, request: &str| {
+        let mut stream = BufReader::new(stream);
+        stream.get_mut().write_all(format!("{{\"cmd\":{request}}}\n").as_bytes()).unwrap();
+        line(&mut stream)
+    };
+    let looks = || {
+        // This thread alone.
+        set_thread_groups(&[Gid::from_raw(1)]).unwrap();
+        let nobody = Uid::from_raw(NOBODY);
+        set_thread_res_uid(nobody, nobody, nobody).unwrap();
+        for request in ["status", "flows", "macs", "stations"] {
+            let said = ask(host.connect(), &format!("\"{request}\""));
+            assert!(said.starts_with(&format!("{{\"{request}\":")), "{said}");
+        }
+        for request in [
+            "\"capture\",\"port\":\"web1\"",
+            "\"monitor\",\"vm\":\"web1\"",
+            "\"trace\",\"id\":0",
+            "\"offload\",\"vm\":\"web1\",\"on\":false",
+            "\"congestion_offload\",\"vm\":\"web1\",\"on\":true",
+            "\"rate_limit\",\"vm\":\"web1\",\"direction\":\"to_guest\",\"mbit_s\":1",
+            "\"drain\",\"vm\":\"web1\"",
+            "\"change\",\"change\":{\"what\":\"remove_vm\",\"name\":\"web1\"}",
+            "\"change\",\"change\":{\"what\":\"reload\"},\"dry_run\":true",
+        ] {
+            let said = ask(host.connect(), request);
+            assert!(said.contains("may look at states, and nothing else"), "{request}: {said}");
+        }
+        (0..40).map(|_| host.connect()).collect::<Vec<_>>()
+    };
+    let operator = host.connect();
+    let lookers = std::thread::scope(|threads| threads.spawn(looks).join().unwrap());
+    // Many of them leave room for an operator.
+    let on = "\"offload\",\"vm\":\"web1\",\"on\":true";
+    assert_eq!(ask(operator, on), "{\"done\":{}}\n");
+    assert_eq!(lookers.len(), 40);
 }
