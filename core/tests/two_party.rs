@@ -7,8 +7,9 @@ use common::segment::pattern_bytes;
 use common::setup::ALL_FEATURES;
 use common::world::{Peer, mac};
 use common::{Random, Setup, Side, World};
-use nightporter_core::port::PortFeatures;
-use nightporter_core::tcp::flow::State;
+use nightporter_core::port::{PortFeatures, PortId};
+use nightporter_core::tcp::Passed;
+use nightporter_core::tcp::flow::{State, Why};
 use nightporter_core::time::Duration;
 use nightporter_testkit::device::{Wire, clock_ms, set_clock_ms};
 use proptest::prelude::*;
@@ -140,6 +141,9 @@ struct Case {
     buffers: [usize; 2],
     /// G's application reads so many bytes per millisecond.
     read_rate: usize,
+    /// Milliseconds between which the daemon is away and frames pass plain. The first ones wait for
+    /// it (LIFE-17).
+    absences: &'static [(u64, u64)],
 }
 
 impl Default for Case {
@@ -155,7 +159,63 @@ impl Default for Case {
             features: PortFeatures::default(),
             buffers: [65_535, 65_535],
             read_rate: usize::MAX,
+            absences: &[],
         }
+    }
+}
+
+/// The frames that pass a daemon that is away, and those that wait for it.
+#[derive(Default)]
+struct Plain {
+    /// In the queue of G's tap, H's before them.
+    to_guest: Vec<Vec<u8>>,
+    /// Turned before the limit, of R and of G.
+    turned: [Vec<Vec<u8>>; 2],
+    any: bool,
+    any_syn: bool,
+}
+
+/// A daemon that stands for so long has frames pass it by.
+const PLAIN_AFTER_MS: u64 = 3;
+
+impl Plain {
+    /// The daemon is away, since `since` ms: frames of a side go to the other, or wait.
+    fn pass(&mut self, since: u64, from: Side, frames: &mut Wire) -> Vec<Vec<u8>> {
+        let sent: Vec<_> = frames.sent.drain(..).collect();
+        if since < PLAIN_AFTER_MS {
+            self.turned[from as usize].extend(sent);
+            return vec![];
+        }
+        for frame in sent.iter().filter(|frame| frame[12..14] == [8, 0]) {
+            self.any = true;
+            self.any_syn |= frame[14 + 20 + 13] & 2 != 0;
+        }
+        sent
+    }
+
+    /// The daemon is back.
+    fn ends(
+        &mut self,
+        world: &World<'_>,
+        ports: [PortId; 2],
+        target: nightporter_core::time::Instant,
+    ) {
+        world.0.borrow_mut().outside.now = target;
+        world.set_lenient(0, true);
+        let passed = match (self.any, self.any_syn) {
+            (false, _) => Passed::Nothing,
+            (true, false) => Passed::Segments,
+            (true, true) => Passed::Anything,
+        };
+        (self.any, self.any_syn) = (false, false);
+        world.engine(|engine, now| engine.handle_passed_plain(now, ports[1], |_| passed));
+        for (port, frames) in ports.iter().zip(&mut self.turned) {
+            for frame in frames.drain(..) {
+                world.0.borrow_mut().relay(*port, frame);
+            }
+        }
+        world.0.borrow_mut().settle();
+        world.engine(|engine, _| engine.handle_caught_up(ports[1]));
     }
 }
 
@@ -167,9 +227,11 @@ struct Outcome {
 }
 
 fn run(case: &Case) -> Outcome {
-    let setup = Setup { features: case.features, ..Setup::new() };
+    let wire = !case.absences.is_empty();
+    let setup = Setup { features: case.features, wire, ..Setup::new() };
     let world = setup.opens();
     let (r, g) = world.pair(&setup);
+    let (mut plain, ports) = (Plain::default(), [&r, &g].map(|it| it.end(|end| end.port)));
     let mut random = Random::new(case.seed);
     let mut remote = Party::new(&r, 2, case.bytes[0], case.buffers, random.next());
     let mut guest = Party::new(&g, 1, case.bytes[1], case.buffers, random.next());
@@ -188,8 +250,29 @@ fn run(case: &Case) -> Outcome {
         let now = i64::try_from(ms).expect("short");
         let running = ms < 20 || ms % case.runs.1 < case.runs.0;
         remote.poll(now);
+        if let Some(since) = case.absences.iter().find(|(from, to)| (*from..*to).contains(&ms)) {
+            let since = ms - since.0;
+            plain.to_guest.extend(arrivals(&g));
+            let mut sent = plain.pass(since, Side::R, &mut remote.wire);
+            sent.retain(|_| !random.percent(case.loss));
+            plain.to_guest.extend(sent);
+            if running {
+                guest.wire.arrived.extend(plain.to_guest.drain(..));
+                guest.wire.arrived.retain(|_| !random.percent(case.guest_loss));
+                guest.poll(now);
+            }
+            let mut sent = plain.pass(since, Side::G, &mut guest.wire);
+            sent.retain(|_| !random.percent(case.loss));
+            remote.wire.arrived.extend(sent);
+            continue;
+        }
+        if case.absences.iter().any(|(_, to)| *to == ms) {
+            let target = setup.start + Duration::from_millis(ms);
+            plain.ends(&world, ports, target);
+        }
         crosses(&world, &mut random, case.loss, &mut remote.wire, &r);
         if running {
+            guest.wire.arrived.extend(plain.to_guest.drain(..));
             guest.wire.arrived.extend(arrivals(&g));
             guest.wire.arrived.retain(|_| !random.percent(case.guest_loss));
             guest.poll(now);
@@ -345,6 +428,52 @@ fn a_reader_that_is_slow_fills_every_buffer_and_loses_nothing() {
     }
 }
 
+/// Amid an upload whose pipe is always full (COM-28).
+#[test]
+fn com_28_a_flow_that_an_absence_took_out_of_the_path_comes_back_and_is_closed_there() {
+    let case = Case { bytes: [10_000_000, 0], runs: (30, 90), ..Case::default() };
+    let outcome = run(&Case { absences: &[(100, 150)], ..case });
+    assert!(outcome.done_ms > 300, "over too soon: {}", outcome.done_ms);
+    let end = outcome.world.flow(0, |f| (f.state(), f.why()));
+    assert_eq!(end, Some((State::Pass, Why::Closed)), "{}", outcome.done_ms);
+}
+
+#[test]
+fn life_17_streams_arrive_whole_whenever_the_daemon_is_away() {
+    let mut back = 0;
+    for seed in 1..=100 {
+        let mut random = Random::new(seed);
+        let mut pick = |list: &[u64]| {
+            list[usize::try_from(random.next() % list.len() as u64).expect("below the length")]
+        };
+        let [r, g] = [pick(&[0, 60_000, 200_000]), pick(&[0, 60_000])];
+        let bytes = [r, g].map(|bytes| usize::try_from(bytes).expect("short"));
+        let mut at = pick(&[1, 15, 25, 60]);
+        let absences = (0..pick(&[1, 2, 4])).map(|_| {
+            let from = at + pick(&[1, 7, 20, 50]);
+            at = from + pick(&[2, 5, 20, 100, 400]);
+            (from, at)
+        });
+        let absences = absences.collect::<Vec<_>>().leak();
+        let case = Case {
+            seed,
+            bytes,
+            guest_is_client: pick(&[0, 1]) == 1,
+            loss: pick(&[0, 0, 1, 5]),
+            guest_loss: pick(&[0, 0, 5]),
+            runs: (pick(&[1, 5, 30]), pick(&[30, 90])),
+            read_rate: if pick(&[0, 1]) == 0 { 3_000 } else { usize::MAX },
+            absences,
+            ..Case::default()
+        };
+        let outcome = run(&case);
+        let end = outcome.world.flow(0, |f| f.why());
+        println!("{end:?} {case:?}");
+        back += u32::from(end == Some(Why::Closed));
+    }
+    assert!(back > 30, "{back} of 100 were closed in the path");
+}
+
 /// A failure that the property below found once, shrunk. Its seeds would not find them again, for
 /// the strategy has changed since.
 #[test]
@@ -419,6 +548,7 @@ prop_compose! {
             features,
             buffers,
             read_rate,
+            absences: &[],
         }
     }
 }

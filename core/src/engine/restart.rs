@@ -71,8 +71,9 @@ impl Engine<'_> {
             }
             // The record stays until the entry goes: another crash before then tells them again.
             let flow = Flow::recovered(now, &record, Some(found.id));
+            let is_wire = self.wire_of(port).is_some();
             if let Some(id) = self.insert_flow(key, flow) {
-                self.with_flow(now, id, |flow, cx| flow.reset_after_restart(cx));
+                self.with_flow(now, id, |flow, cx| flow.reset_after_restart(cx, is_wire));
             }
         }
         restarted
@@ -105,7 +106,7 @@ impl Engine<'_> {
         let source = flow.eth(&key).map(|eth| (eth, key.g_addr));
         let is_its = source.is_some_and(|source| match self.wire_of(port) {
             Some(wire) => {
-                wire.mac.is_none_or(|mac| mac == source.0.src) && flow.options().timestamps
+                wire.mac.is_none_or(|mac| mac == source.0.src) && flow.has_current_clock(now)
             }
             None => self.networks.of(port).check_arrivals(port, &[source]).is_ok(),
         });
@@ -134,7 +135,7 @@ impl Engine<'_> {
     fn tell_remote(&mut self, now: Instant, key: &FlowKey, mut flow: Flow) {
         let cx = context(now, FlowId::NONE, key, &mut self.ports, &mut self.common);
         if let Some(mut cx) = cx {
-            flow.reset_after_restart(&mut cx);
+            flow.reset_after_restart(&mut cx, false);
         }
     }
 
@@ -159,7 +160,7 @@ impl Engine<'_> {
             ready_ports,
             predicts: *predicts,
         };
-        Flow::recovered(now, record, None).reset_after_restart(&mut cx);
+        Flow::recovered(now, record, None).reset_after_restart(&mut cx, false);
     }
 
     fn port_of(&self, record: &Record) -> Option<PortId> {

@@ -30,7 +30,8 @@ pub(super) struct Wire {
 impl Engine<'_> {
     /// Frames have passed plain between the ends of the wire of this VM (LIFE-17). Nothing is known
     /// of them but of which connections they may have been. Those of these that owe ask G what it
-    /// has, or are reset on both sides; the others leave the path.
+    /// has, or are reset on both sides; the others leave the path. Frames are taken for older than
+    /// those until [`Self::handle_caught_up`].
     pub fn handle_passed_plain(
         &mut self,
         now: Instant,
@@ -38,13 +39,24 @@ impl Engine<'_> {
         passed: impl Fn(&FlowKey) -> Passed,
     ) {
         self.syn_cache.remove_port(port.0); // what was answered meanwhile is not known
-        for class in [Class::Unproven, Class::Live] {
+        if let Some(port) = self.port_mut(port) {
+            port.vm.catches_up = true;
+        }
+        for class in [Class::Unproven, Class::Live, Class::Spent] {
             self.for_each(port, class, |engine, id| {
                 match engine.flows.key(id).map_or(Passed::Nothing, &passed) {
                     Passed::Nothing => {}
                     passed => engine.does(now, Deed::PassedPlain(passed), id),
                 }
             });
+        }
+    }
+
+    /// All frames that waited at both ends of the wire of this VM when others had passed plain have
+    /// been handled: the next ones are newer.
+    pub fn handle_caught_up(&mut self, port: PortId) {
+        if let Some(port) = self.port_mut(port) {
+            port.vm.catches_up = false;
         }
     }
 

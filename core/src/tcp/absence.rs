@@ -25,6 +25,7 @@ use crate::drops::DropReason;
 use crate::limits;
 use crate::tcp::flow::{Flow, State, Why};
 use crate::tcp::receiver::Range;
+use crate::tcp::state::Heard;
 use crate::tcp::{Fate, FlowContext, Frame};
 use crate::time::Instant;
 use crate::wire::packet::{SackBlocks, TcpFlags, Timestamps};
@@ -68,22 +69,24 @@ impl Flow {
             State::On | State::Drain => {
                 // Absences add up while nobody has answered.
                 let by_clock = passed == Passed::Anything || self.receiver.is_asking();
+                self.note_past();
                 if self.receiver.reset_waits() {
                     self.abort_both(cx, Why::PassedPlain); // nobody would answer
                 } else if self.sender.una() >= self.told() {
-                    self.leave_unheard(cx);
+                    self.leave_unheard(cx, passed == Passed::Segments);
                 } else if by_clock && !self.has_current_clock(cx.now) {
                     self.abort_both(cx, Why::PassedPlain);
                 } else {
                     self.ask_guest(cx, by_clock);
                 }
             }
-            State::Pass | State::Abort => {}
+            State::Pass => self.stay_away(passed),
+            State::Abort => {}
         }
     }
 
     /// R's clock can prove something: it has one, which cannot have gone half way round.
-    fn has_current_clock(&self, now: Instant) -> bool {
+    pub(crate) fn has_current_clock(&self, now: Instant) -> bool {
         self.options.timestamps && !self.timestamps.is_outdated(now)
     }
 
@@ -104,13 +107,19 @@ impl Flow {
         self.receiver.acks.sent().min(self.receiver.next())
     }
 
-    /// Out of the path. R repeats what it was not told of, and has G's own acknowledgements.
-    fn leave_unheard(&mut self, cx: &mut FlowContext<'_, '_>) {
+    /// Out of the path, and back later if it `may_return`. R repeats what it was not told of, and
+    /// has G's own acknowledgements.
+    fn leave_unheard(&mut self, cx: &mut FlowContext<'_, '_>, may_return: bool) {
+        let is_usual = self.standing.is_on() || self.standing.may_resume();
+        let is_open = !self.receiver.has_fin() && !self.outbound.fin_sent();
         self.acknowledge_late();
         self.outbound.stop();
         let ack = self.ack_to_net();
         self.receiver.acks.on_sent(ack);
         self.step_aside(cx, Why::PassedPlain);
+        if may_return && is_usual && is_open {
+            self.standing.set_heard(Some(Heard::default()));
+        }
     }
 
     /// Asks G what it has: until it says that, it gets no byte. `by_clock`: the clock that it
@@ -123,7 +132,12 @@ impl Flow {
         }
         let (sender, mut sending) = self.sending(cx);
         sender.on_absence(&mut sending);
-        // R had no more room, and its FIN takes a number.
+        self.note_past();
+    }
+
+    /// Either end may have sent bytes that H did not see. R had no room beyond its edge, and its
+    /// FIN takes a number.
+    pub(super) fn note_past(&mut self) {
         self.losses.note_past(self.receiver.edge() + 1);
     }
 
@@ -138,16 +152,18 @@ impl Flow {
         let fin = tcp.flags.contains(TcpFlags::FIN);
         let range = Range { seq, end: seq + u64::from(tcp.payload_len), fin };
         let end = range.end + u64::from(fin);
-        match self.judge_answer(f, end) {
+        let answer = if cx.vm.catches_up { Answer::Waits } else { self.judge_answer(f, end) };
+        match answer {
             Answer::Broken => {
                 self.abort_both(cx, Why::PassedPlain);
                 return Some(Fate::Drop(DropReason::FlowAborted));
             }
             Answer::HasAll => {
+                let may_return = !self.receiver.asks_by_clock() && !fin;
                 self.receiver.on_told();
                 let ack = tcp.ack.unwrap(self.sender.una());
                 self.take_ack_from_guest(cx, ack, tcp.window, false, None);
-                self.leave_unheard(cx);
+                self.leave_unheard(cx, may_return);
                 return Some(Fate::Pass);
             }
             Answer::Lacks => {
@@ -158,7 +174,10 @@ impl Flow {
                 }
                 return None;
             }
-            Answer::LeavesNetOpen => self.ask_net(cx),
+            Answer::LeavesNetOpen => {
+                self.ask_net(cx);
+                return Some(Fate::Drop(DropReason::Draining)); // G repeats it
+            }
             Answer::Waits => {}
         }
         let has_content = range.len() > 0 || fin;
@@ -214,6 +233,9 @@ impl Flow {
         cx: &FlowContext<'_, '_>,
         f: &Frame<'_>,
     ) -> DropReason {
+        if cx.vm.catches_up {
+            return DropReason::Draining; // nobody has asked for this
+        }
         let tcp = f.tcp;
         let odd = TcpFlags::RST.union(TcpFlags::SYN);
         // R cannot have gone beyond the edge as long as G lacks something.

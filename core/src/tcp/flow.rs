@@ -137,11 +137,11 @@ impl Flow {
         self.standing.is_unnoticed()
     }
 
-    /// A frame of the flow was seen. `true`: the flow is out of the path, and nothing else has to
-    /// be done.
+    /// A frame of the flow was seen. `true`: the flow is out of the path for good, and nothing else
+    /// has to be done.
     #[inline]
     pub(crate) fn on_passing(&mut self, now: Instant) -> bool {
-        let passes = self.state() == State::Pass;
+        let passes = self.state() == State::Pass && self.standing.heard().is_none();
         if passes {
             self.timers.on_seen(now);
         }

@@ -6,7 +6,6 @@ use crate::tcp::flow::{Flow, State, Why};
 use crate::tcp::receiver::Range;
 use crate::tcp::sender::GuestAck;
 use crate::tcp::{Ended, Fate, FlowContext, Frame};
-use crate::time::Instant;
 use crate::wire::packet::{SackBlocks, Tcp, TcpFlags};
 
 impl Flow {
@@ -21,8 +20,7 @@ impl Flow {
         let fate = match self.state() {
             State::Handshake => self.on_handshake_from_guest(cx, f),
             State::On | State::Drain => self.on_segment_from_guest(cx, f),
-            // As from the net.
-            State::Pass => return Ended { fate: Fate::Pass, wake_at: Instant::MAX },
+            State::Pass => return self.on_passing_from_guest(cx, f),
             State::Abort => self.on_segment_in_abort(cx, true, f.tcp),
         };
         self.end_frame(cx, fate)

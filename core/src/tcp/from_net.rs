@@ -8,7 +8,6 @@ use crate::tcp::gates::CE;
 use crate::tcp::outbound::Said;
 use crate::tcp::receiver::{Place, Range, Taken};
 use crate::tcp::{Ended, Fate, FlowContext, Frame};
-use crate::time::Instant;
 use crate::wire::packet::{SackBlocks, Seq, Tcp, TcpFlags, Timestamps};
 
 impl Flow {
@@ -25,8 +24,7 @@ impl Flow {
             _ if stands => Fate::Drop(DropReason::PortDown),
             State::Handshake => self.on_handshake_from_net(cx, f),
             State::On | State::Drain => self.on_segment_from_net(cx, f),
-            // It owes nothing and waits for nothing, and this changes neither.
-            State::Pass => return Ended { fate: Fate::Pass, wake_at: Instant::MAX },
+            State::Pass => return self.on_passing_from_net(cx, f),
             State::Abort => self.on_segment_in_abort(cx, false, f.tcp),
         };
         self.end_frame(cx, fate)
@@ -169,7 +167,8 @@ impl Flow {
         if taken.duplicate.is_some() {
             self.note_repeated(range.seq);
         }
-        if range.len() > 0 && (taken.duplicate.is_some() || !self.withholds()) {
+        let is_silent = self.withholds() || self.awaits_copies();
+        if range.len() > 0 && (taken.duplicate.is_some() || !is_silent) {
             self.ack_now(cx, taken.duplicate);
         }
     }

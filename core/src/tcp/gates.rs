@@ -165,6 +165,12 @@ impl Flow {
     pub(super) fn reset_to_net(&mut self, cx: &mut FlowContext<'_, '_>) {
         let seq = self.outbound.reset_seq(self.options.shift_r);
         self.emit_reset(cx, seq);
+        if self.receiver.is_asking() || self.losses.past() > 0 {
+            // R may have more of G than H has seen, and takes no RST from before. An ACK from there
+            // it answers, and its answer gets an exact RST (INV-21).
+            let probe = self.outbound.una() - 1;
+            self.emit_to_net(cx, probe, TcpFlags::ACK, None);
+        }
     }
 
     /// EMIT-R for an RST. While the rings of G are stopped, G may already run on another host, and

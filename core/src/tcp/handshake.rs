@@ -47,6 +47,7 @@ impl Flow {
     /// with its earlier ones.
     pub(crate) fn on_syn_from_net(&mut self, mut syn: SynInfo) -> SynInfo {
         self.receiver.await_answer(self.is_live());
+        self.standing.set_heard(None); // another connection may begin
         if let Some(&offers) = self.standing.offers() {
             syn = syn.after(offers.r);
             if syn.isn == offers.r.isn {

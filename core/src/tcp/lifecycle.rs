@@ -61,7 +61,7 @@ impl Flow {
     // --- The place of its bytes ----------------------------------------------------------------
 
     /// Takes a reservation for the edge that was shown, and a record. `false`: there is none.
-    fn take_place(&mut self, cx: &mut FlowContext<'_, '_>) -> bool {
+    pub(super) fn take_place(&mut self, cx: &mut FlowContext<'_, '_>) -> bool {
         let terms = self.terms();
         let taken = self.receiver.reserve_edge(&terms, cx.vm) && self.take_record(cx);
         if taken {
@@ -375,7 +375,11 @@ impl Flow {
     }
 
     /// A predecessor acknowledged bytes that are no longer kept: both sides are reset (LIFE-09).
-    pub(crate) fn reset_after_restart(&mut self, cx: &mut FlowContext<'_, '_>) {
+    /// `is_wire`: frames have passed plain since.
+    pub(crate) fn reset_after_restart(&mut self, cx: &mut FlowContext<'_, '_>, is_wire: bool) {
+        if is_wire {
+            self.note_past();
+        }
         self.reset_to_net(cx);
         cx.vm.counters.flows_aborted += 1;
         self.standing.abort(Why::Restart, true);

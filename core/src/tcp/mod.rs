@@ -39,6 +39,7 @@
 //! | `wanting` | who is owed bytes or a turn, for VMs that have boost |
 //! | `doubt` | flows whose G may have rebooted |
 //! | `absence` | flows whose segments may have passed the daemon by |
+//! | `returning` | flows that come back after that |
 //! | `distance` | what is known of servers behind G |
 //! | `state`, `timers`, `timestamps`, `template`, `options` | the state in their names |
 //!
@@ -73,6 +74,7 @@ mod outbound;
 mod predicted;
 mod receiver;
 mod resumed;
+mod returning;
 pub(crate) mod saved;
 mod sender;
 pub mod state;

@@ -276,7 +276,8 @@ impl Sender {
 
     /// The handshake sets where R's stream begins, and up to which edge G takes it.
     pub(crate) fn on_syn_ack(&mut self, first: u64, edge: u64) {
-        *self = Self::new(first, edge);
+        let Self { retransmissions, listed, .. } = *self;
+        *self = Self { retransmissions, listed, ..Self::new(first, edge) };
     }
 
     /// A segment of G that is not a SYN.

@@ -18,7 +18,8 @@ pub enum State {
     On,
     /// As `On`, but R's bytes are acknowledged late (LIFE-12). Goes to `Pass` when quiescent.
     Drain,
-    /// Forwarded verbatim. *Operations*: entered only when H owes nothing.
+    /// Forwarded verbatim. *Operations*: entered only when H owes nothing; after an absence of the
+    /// daemon it may end by [`Self::Drain`] (COM-28).
     Pass,
     /// RSTs were or are being sent. *Operations*: only challenge ACKs are answered, for 60 s.
     Abort,
@@ -109,13 +110,20 @@ impl Why {
 
     /// The flow comes back to `On` by itself once its cause has passed.
     const fn temporary(self) -> bool {
-        matches!(self, Self::Urgent)
+        matches!(self, Self::Urgent | Self::PassedPlain)
     }
 
     /// The same, or once it is called off.
     const fn revocable(self) -> bool {
         self.temporary() || matches!(self, Self::Operator)
     }
+}
+
+/// The ends whose segments have shown the numbers of a flow that may come back (COM-28).
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Heard {
+    pub(crate) guest: bool,
+    pub(crate) net: bool,
 }
 
 /// A state, and the data that only this state has.
@@ -126,9 +134,11 @@ enum Position {
     On,
     Drain(Why),
     /// `unnoticed`: nobody has considered yet that G may flood this connection (FLOOD-28).
+    /// `heard`: for a flow that may come back.
     Pass {
         why: Why,
         unnoticed: bool,
+        heard: Option<Heard>,
     },
     /// `tell_guest`: an RST to G is due now.
     Abort {
@@ -143,7 +153,8 @@ impl Saved for Position {
             Self::Handshake(offers) => (0_u8, **offers).saved(image),
             Self::On => 1_u8.saved(image),
             Self::Drain(why) => (2_u8, *why).saved(image),
-            Self::Pass { why, unnoticed } => (3_u8, (*why, *unnoticed)).saved(image),
+            // A VM whose frames can pass plain has no image.
+            Self::Pass { why, unnoticed, heard: _ } => (3_u8, (*why, *unnoticed)).saved(image),
             Self::Abort { why, tell_guest } => (4_u8, (*why, *tell_guest)).saved(image),
         }
     }
@@ -155,7 +166,7 @@ impl Saved for Position {
             2 => Self::Drain(Why::of_saved(image)?),
             3 => {
                 let (why, unnoticed) = <(Why, bool)>::of_saved(image)?;
-                Self::Pass { why, unnoticed }
+                Self::Pass { why, unnoticed, heard: None }
             }
             4 => {
                 let (why, tell_guest) = <(Why, bool)>::of_saved(image)?;
@@ -175,6 +186,8 @@ enum Event {
     Drain(Why),
     /// The reason to drain is over, or was called off, and nothing is owed.
     Resumed,
+    /// The numbers of a flow that was out of the path for a while are known again.
+    Returned,
     /// Out of the path, owing nothing.
     Left(Why),
     /// A promise cannot or need not be kept; `tell_guest`: G was not told yet.
@@ -192,9 +205,10 @@ const fn after(position: &Position, event: Event) -> Option<Position> {
             Position::Drain(why)
         }
         (Position::Drain(why), Event::Resumed) if why.revocable() => Position::On,
+        (Position::Pass { why, heard: Some(_), .. }, Event::Returned) => Position::Drain(*why),
         (Position::Handshake(_) | Position::On | Position::Drain(_), Event::Left(why)) => {
             // Of a connection that H refuses the guest is told at once.
-            Position::Pass { why, unnoticed: matches!(why, Why::Ambiguous) }
+            Position::Pass { why, unnoticed: matches!(why, Why::Ambiguous), heard: None }
         }
         // From `Handshake` only after a restart, by a flow rebuilt from its record.
         (
@@ -255,6 +269,19 @@ impl Standing {
     /// handshake on.
     pub(crate) const fn is_unnoticed(&self) -> bool {
         matches!(self.0, Position::Pass { unnoticed: true, .. })
+    }
+
+    /// While `Pass`: the ends that have been heard, if the flow may come back.
+    #[inline]
+    pub(crate) const fn heard(&self) -> Option<Heard> {
+        if let Position::Pass { heard, .. } = self.0 { heard } else { None }
+    }
+
+    /// While `Pass`: these have, and it may come back; or it may not.
+    pub(crate) const fn set_heard(&mut self, of: Option<Heard>) {
+        if let Position::Pass { heard, .. } = &mut self.0 {
+            *heard = of;
+        }
     }
 
     /// New promises are made.
@@ -334,7 +361,12 @@ impl Standing {
         self.must(Event::Resumed);
     }
 
-    /// `Handshake`, `On` or `Drain` to `Pass`, for life.
+    /// `Pass` to `Drain`: the flow is on its way back.
+    pub(crate) fn come_back(&mut self) {
+        self.must(Event::Returned);
+    }
+
+    /// `Handshake`, `On` or `Drain` to `Pass`, for life, unless [`Self::set_heard`] says otherwise.
     pub(crate) fn leave(&mut self, why: Why) {
         self.must(Event::Left(why));
     }
@@ -367,21 +399,23 @@ mod tests {
 
     /// Every state and every event; `-` is an event that changes nothing.
     const TRANSITIONS: &str = "
-                 TakenOn  Drain(Options)  Drain(Operator)  Drain(Urgent)  Resumed  Left     Reset
-Handshake        On       -               -                -              -        Pass     Abort
-On               -        Drain(Options)  Drain(Operator)  Drain(Urgent)  -        Pass     Abort
-Drain(Options)   -        -               -                -              -        Pass     Abort
-Drain(Operator)  -        Drain(Options)  -                -              On       Pass     Abort
-Drain(Urgent)    -        Drain(Options)  Drain(Operator)  Drain(Urgent)  On       Pass     Abort
-Pass             -        -               -                -              -        -        -
-Abort            -        -               -                -              -        -        -
+               TakenOn Drain/Options Drain/Operator Drain/Urgent Resumed Left Reset Returned
+Handshake      On      -             -              -            -       Pass Abort -
+On             -       Drain/Options Drain/Operator Drain/Urgent -       Pass Abort -
+Drain/Options  -       -             -              -            -       Pass Abort -
+Drain/Operator -       Drain/Options -              -            On      Pass Abort -
+Drain/Urgent   -       Drain/Options Drain/Operator Drain/Urgent On      Pass Abort -
+Pass           -       -             -              -            -       -    -     -
+Pass for now   -       -             -              -            -       -    -     Drain/Urgent
+Abort          -       -             -              -            -       -    -     -
 ";
 
     fn name(position: &Position) -> String {
         match position {
             Position::Handshake(_) => "Handshake".into(),
             Position::On => "On".into(),
-            Position::Drain(why) => format!("Drain({why:?})"),
+            Position::Drain(why) => format!("Drain/{why:?}"),
+            Position::Pass { heard: Some(_), .. } => "Pass for now".into(),
             Position::Pass { .. } => "Pass".into(),
             Position::Abort { .. } => "Abort".into(),
         }
@@ -396,7 +430,8 @@ Abort            -        -               -                -              -     
             Position::Drain(Why::Options),
             Position::Drain(Why::Operator),
             Position::Drain(Why::Urgent),
-            Position::Pass { why: Why::Closed, unnoticed: false },
+            Position::Pass { why: Why::Closed, unnoticed: false, heard: None },
+            Position::Pass { why: Why::Urgent, unnoticed: false, heard: Some(Heard::default()) },
             Position::Abort { why: Why::Reset, tell_guest: true },
         ];
         let events = [
@@ -407,20 +442,21 @@ Abort            -        -               -                -              -     
             Event::Resumed,
             Event::Left(Why::Options),
             Event::Reset(Why::Reset, true),
+            Event::Returned,
         ];
-        let widths = [9, 16, 17, 15, 9, 9, 9];
-        let mut table = format!("\n{:17}", "");
+        let widths = [8, 14, 15, 13, 8, 5, 6, 12];
+        let mut table = format!("\n{:15}", "");
         for (event, width) in events.iter().zip(widths) {
             let name = match event {
-                Event::Drain(why) => format!("Drain({why:?})"),
+                Event::Drain(why) => format!("Drain/{why:?}"),
                 Event::Left(_) => "Left".into(),
                 Event::Reset(..) => "Reset".into(),
-                Event::TakenOn | Event::Resumed => format!("{event:?}"),
+                Event::TakenOn | Event::Resumed | Event::Returned => format!("{event:?}"),
             };
             let _ = write!(table, "{name:width$}");
         }
         for position in &positions {
-            let _ = write!(table, "\n{:17}", name(position));
+            let _ = write!(table, "\n{:15}", name(position));
             for (event, width) in events.iter().zip(widths) {
                 let to = after(position, *event).map_or("-".into(), |to| name(&to));
                 let _ = write!(table, "{to:width$}");

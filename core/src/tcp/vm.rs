@@ -191,6 +191,8 @@ pub struct Vm {
     pub announced: bool,
     /// Deliveries in `ready` wait, because the VM's rate is limited.
     pub deliveries_held: bool,
+    /// Frames that the daemon reads now may be older than others that have passed it by (LIFE-17).
+    pub catches_up: bool,
     /// When a TCP fragment last passed to this guest (COM-08, SNOOP-24).
     pub fragment_at: Option<Instant>,
     /// When a TCP fragment of this guest last passed, and to which remote (SNOOP-42).
@@ -261,6 +263,7 @@ impl Vm {
             stopped_at: _,
             presence: _,
             deliveries_held: _,
+            catches_up: _,
             // Counted by the flows as they arrive, and listed.
             relayed_flows: _,
             reserved_pages: _,
@@ -346,6 +349,7 @@ impl Vm {
             doubt: None,
             stopped_at: Instant::ZERO,
             presence: Presence::Here,
+            catches_up: false,
             fragment_at: None,
             fragment_from_guest: None,
             refused: VecDeque::new(),

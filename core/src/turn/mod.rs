@@ -222,6 +222,12 @@ impl Turn {
         }
     }
 
+    /// There may be frames at `port` that were not read yet.
+    #[must_use]
+    pub fn is_awake(&self, port: PortId) -> bool {
+        self.slots.of(port).reading == Reading::Awake
+    }
+
     /// The guest of `port` reports that it sent frames or made room, which shows that it runs.
     pub fn handle_kick(&mut self, now: Instant, engine: &mut Engine<'_>, port: PortId) {
         self.wake(port);

@@ -8,6 +8,7 @@ use nightporter_core::engine::Restarted;
 use nightporter_core::flow::key::FlowKey;
 use nightporter_core::tcp::Passed;
 use nightporter_core::tcp::flow::{State, Why};
+use nightporter_core::time::Duration;
 use zerocopy::IntoBytes;
 
 fn wire() -> Setup {
@@ -18,6 +19,7 @@ fn wire() -> Setup {
 fn returns(w: &World<'_>, passed: Passed) {
     w.set_lenient(0, true);
     w.engine(|engine, now| engine.handle_passed_plain(now, GUEST, |_| passed));
+    w.engine(|engine, _| engine.handle_caught_up(GUEST));
 }
 
 /// Of a connection that was acknowledged 1,000 bytes which G may not have; G is asked.
@@ -72,10 +74,143 @@ fn life_17_a_flow_that_owes_nothing_leaves_the_path() {
         r.takes_all();
         r.sends("5001:6001"); // those between passed plain
         g.gets("5001:6001");
+        has_left(&w);
         g.sends("ack 6001");
         r.gets("ack 6001");
         r.gets_nothing();
     }
+}
+
+/// A connection of which nothing was owed when the daemon came back. 1001:5001 passed plain.
+fn passes() -> (World<'static>, Peer<'static>, Peer<'static>) {
+    let (w, r, g) = wire().established();
+    warms_up(&r, &g);
+    returns(&w, Passed::Segments);
+    r.takes_all();
+    (w, r, g)
+}
+
+fn is_early(w: &World<'_>) {
+    flow(w, |f| assert!(f.state() == State::On && !f.acknowledges_late(), "{:?}", f.state()));
+}
+
+#[test]
+fn com_28_after_an_absence_a_flow_comes_back_by_one_segment_of_each_end() {
+    let (w, r, g) = passes();
+    r.sends("5001:6001 <ts 20 0>");
+    g.gets("5001:6001 <ts 20 0>");
+    g.sends("1:501 ack 6001 <ts 30 20>");
+    r.gets("1:501 ack 6001 <ts 30 20>");
+    is_early(&w);
+    g.stops(0);
+    r.sends("6001:7001 ack 501 <ts 40 30>");
+    r.gets("501 ack 7001 <ts 30 40>");
+    g.runs();
+    g.gets("6001:7001 ack 501 <ts 40 30>");
+    g.sends("501 ack 7001 <ts 50 40>");
+    r.gets_nothing();
+}
+
+#[test]
+fn com_28_bytes_without_a_copy_come_first_and_r_hears_nothing_of_others() {
+    for repeats in [false, true] {
+        let (w, r, g) = passes();
+        r.sends("5001:6001");
+        g.gets("5001:6001");
+        g.sends("1 ack 3001");
+        r.gets("1 ack 3001");
+        assert_eq!(w.state(), Some(State::Drain));
+        r.sends("6001:7001");
+        g.gets_nothing();
+        r.gets_nothing();
+        if repeats {
+            r.sends("3001:4001"); // G has lost them, and has the others
+            r.gets_nothing();
+            g.gets("3001:4001");
+        }
+        g.sends("1 ack 6001");
+        g.gets("6001:7001");
+        r.gets_last("1 ack 7001");
+        is_early(&w);
+        g.sends("1 ack 7001");
+        r.gets_nothing();
+    }
+}
+
+#[test]
+fn com_28_bytes_that_nobody_saw_are_believed_to_be_the_guests() {
+    let (w, r, g) = passes();
+    r.sends("5001:6001");
+    g.gets("5001:6001");
+    g.sends("1 ack 6001");
+    r.gets("1 ack 6001");
+    g.sends("1 ack 9001"); // 6001:9001 passed plain before the others
+    r.gets("1 ack 9001");
+    r.sends("9001:10001");
+    r.gets("1 ack 10001");
+    g.gets("9001:10001");
+    is_early(&w);
+}
+
+#[test]
+fn com_28_segments_from_before_the_absence_show_nothing() {
+    let (w, r, g) = wire().established();
+    warms_up(&r, &g);
+    w.set_lenient(0, true);
+    w.engine(|engine, now| engine.handle_passed_plain(now, GUEST, |_| Passed::Segments));
+    r.sends("1001:2001");
+    g.sends("1 ack 1001");
+    has_left(&w);
+    w.engine(|engine, _| engine.handle_caught_up(GUEST));
+    r.sends("8001:9001");
+    returns(&w, Passed::Segments); // and what was heard is forgotten
+    g.sends("1 ack 9001");
+    has_left(&w);
+    r.sends("9001:9501");
+    assert_eq!(w.state(), Some(State::Drain));
+}
+
+#[test]
+fn com_28_a_flow_whose_numbers_may_be_anothers_or_that_ends_stays_away() {
+    let both = |r: &Peer<'_>, g: &Peer<'_>| {
+        r.sends("5001:6001");
+        g.sends("1 ack 6001");
+    };
+    for end in ["F. 5001:6001", "R. 5001", "S 5001"] {
+        let (w, r, g) = passes();
+        r.sends(end);
+        both(&r, &g);
+        assert_eq!(w.state(), Some(State::Pass), "{end}");
+    }
+    let (w, r, g) = passes();
+    returns(&w, Passed::Anything);
+    both(&r, &g);
+    has_left(&w);
+    let (w, r, g) = wire().established();
+    warms_up(&r, &g);
+    g.sends("F. 1 ack 1001");
+    r.sends("1001 ack 2");
+    returns(&w, Passed::Segments);
+    both(&r, &g);
+    has_left(&w);
+    // Nor does one whose numbers cannot be, whose clocks are missing, or that nobody wants.
+    for (of_r, of_g) in [
+        ("5001:6001", "1 ack -5000"),
+        ("5001:6001 ack 2000000001", "1 ack 6001"),
+        ("1900000001:1900000101", "1 ack 6001"),
+        ("500001:501001", "1 ack 6001"), // G has shown no such room
+        ("5001:6001 <nots>", "1 ack 6001"),
+        ("5001:6001", "1 ack 6001 <nots>"),
+    ] {
+        let (w, r, g) = passes();
+        r.sends(of_r);
+        g.sends(of_g);
+        has_left(&w);
+    }
+    let (w, r, g) = passes();
+    w.engine(|engine, now| engine.drain(now, GUEST));
+    both(&r, &g);
+    has_left(&w);
 }
 
 #[test]
@@ -114,6 +249,25 @@ fn life_17_a_guest_that_lacks_promised_bytes_is_asked_and_gets_them() {
         r.gets_nothing();
         flow(&w, |f| assert!(f.state() == State::On && !f.acknowledges_late()));
     }
+}
+
+#[test]
+fn life_17_a_segment_from_before_the_absence_is_no_answer() {
+    let (w, r, g) = wire().established();
+    warms_up(&r, &g);
+    g.stops(0);
+    r.sends("1001:2001");
+    r.gets("1 ack 2001");
+    w.set_lenient(0, true);
+    w.engine(|engine, now| engine.handle_passed_plain(now, GUEST, |_| Passed::Anything));
+    g.runs();
+    g.gets("1000 ack 1");
+    g.sends("1 ack 1001"); // it waited in the daemon's tap
+    r.sends("2001 ack 1");
+    g.gets_nothing();
+    w.engine(|engine, _| engine.handle_caught_up(GUEST));
+    g.sends("1 ack 1001");
+    g.gets("1001:2001");
 }
 
 #[test]
@@ -223,6 +377,28 @@ fn life_17_r_is_asked_if_the_guest_has_sent_more_than_its_window() {
 }
 
 #[test]
+fn life_17_a_segment_that_is_not_understood_explains_no_other() {
+    let (_w, r, g) = asks(&wire(), Passed::Segments);
+    for answer in ["1000001:1000101 ack 1001", "1000101 ack 1001"] {
+        g.sends(answer);
+        g.gets_nothing();
+    }
+    r.gets("0 ack 2001"); // and none of G's bytes, which G repeats
+    r.gets_nothing();
+}
+
+#[test]
+fn inv_21_an_r_that_is_further_than_h_knows_gets_an_exact_reset() {
+    let (w, r, g) = asks(&wire(), Passed::Segments);
+    g.sends("1 ack -5000 <ts 5 7>");
+    is_reset(&w);
+    r.gets("R. 1 ack 2001");
+    r.gets("0 ack 2001");
+    r.sends("2001 ack 5001"); // 1:5001 passed plain
+    r.gets("R. 5001 ack 2001");
+}
+
+#[test]
 fn life_17_a_stranger_moves_no_acknowledgement() {
     let (_w, r, g) = asks(&wire(), Passed::Segments);
     for forged in ["900001 ack 50001", "3001 ack 50001 <ts 4294958296 0>", "2001 ack -50001"] {
@@ -321,6 +497,15 @@ fn killed(
     setup: &Setup,
     before: impl FnOnce(&Peer<'_>),
 ) -> (World<'static>, Peer<'static>, Peer<'static>, Restarted) {
+    killed_for(setup, Duration::ZERO, before)
+}
+
+/// The same; the next one comes so much later.
+fn killed_for(
+    setup: &Setup,
+    away: Duration,
+    before: impl FnOnce(&Peer<'_>),
+) -> (World<'static>, Peer<'static>, Peer<'static>, Restarted) {
     let mut memory = vec![0_u64; setup.memory_len() / 8];
     {
         let w = setup.opens_in(memory.as_mut_bytes());
@@ -329,7 +514,8 @@ fn killed(
         g.stops(0);
         before(&r);
     }
-    let w = setup.reopens_in(memory.leak().as_mut_bytes());
+    let later = Setup { start: setup.start + away, ..setup.clone() };
+    let w = later.reopens_in(memory.leak().as_mut_bytes());
     let (r, g) = w.pair(setup);
     w.set_lenient(0, true);
     let restarted = w.engine(|e, now| e.handle_restart(now));
@@ -373,12 +559,19 @@ fn life_17_after_a_kill_a_guest_that_has_all_or_cannot_say_so_by_its_clock() {
         g.sends(answer);
         assert_eq!(w.state(), Some(state), "{answer}");
     }
-    // Without timestamps nobody can tell, and without debts nobody asks.
-    let (w, r, g, restarted) = killed(&Setup { ts: [false; 2], ..wire() }, owes);
-    assert_eq!(restarted, Restarted { resumed: 0, reset: 1 });
-    r.gets("R. 1 ack 2001");
-    g.gets("R.");
-    assert_eq!(w.state(), Some(State::Abort));
+    // Without timestamps nobody can tell, nor by a clock that may have gone half way round; and
+    // without debts nobody asks.
+    let month = Duration::from_secs(30 * 86_400);
+    for (ts, away) in [([false; 2], Duration::ZERO), ([true; 2], month)] {
+        let (w, r, g, restarted) = killed_for(&Setup { ts, ..wire() }, away, owes);
+        assert_eq!(restarted, Restarted { resumed: 0, reset: 1 });
+        r.gets("R. 1 ack 2001");
+        r.gets("0 ack 2001"); // whose answer says where R is
+        r.sends("2001 ack 501");
+        r.gets("R. 501 ack 2001");
+        g.gets("R.");
+        assert_eq!(w.state(), Some(State::Abort));
+    }
     let (w, r, g, restarted) = killed(&wire(), |_| ());
     assert_eq!((restarted, w.state()), (Restarted::default(), None));
     r.gets_nothing();

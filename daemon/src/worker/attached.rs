@@ -40,6 +40,16 @@ pub(super) struct AttachedTaps {
     logged_at: Option<Instant>,
     /// The bits that were taken last, and when.
     marked: Option<(Instant, Marked)>,
+    /// Ports of which frames may wait that are older than others that passed plain.
+    catching_up: Vec<CatchingUp>,
+}
+
+/// Both ends of a wire are read until they are empty, or have given all that may have waited there.
+#[derive(Debug)]
+struct CatchingUp {
+    id: PortId,
+    /// Each end, and how many frames it will have given by then.
+    ends: Vec<(PortId, u64)>,
 }
 
 impl AttachedTaps {
@@ -112,6 +122,7 @@ impl DataPath {
     /// A tap has gone, or is about to be attached anew: so does the other end of its wire.
     pub(super) fn forget_attached(&mut self, now: Instant, epoll: &Epoll, id: PortId) {
         self.attached.list.retain(|(port, _)| *port != id);
+        self.attached.catching_up.retain(|it| it.id != id);
         let is_of = |token: &Token| *token == polled(id);
         self.polled.forget(is_of);
         if let Some(end) = self.ports.find(&net_name(&self.ports.of(id).name)) {
@@ -153,6 +164,9 @@ impl DataPath {
         if changed.is_empty() {
             return;
         }
+        for (id, _) in &changed {
+            self.catch_up(*id);
+        }
         let Self { attached, ports, engine, .. } = self;
         let marked = attached.take_marked(now, view);
         for (id, frames) in &changed {
@@ -170,6 +184,33 @@ impl DataPath {
                 );
             }
         }
+    }
+
+    /// Frames that wait at the ends of this wire are older than others that have passed it.
+    fn catch_up(&mut self, id: PortId) {
+        let net = self.ports.find(&net_name(&self.ports.of(id).name));
+        let ends = [Some(id), net].into_iter().flatten().map(|end| {
+            self.turn.wake(end);
+            (end, self.turn.stats(end).frames_from_port + WAITING_MAX as u64)
+        });
+        let ends = ends.collect();
+        self.attached.catching_up.retain(|it| it.id != id);
+        self.attached.catching_up.push(CatchingUp { id, ends });
+    }
+
+    /// After a turn: ends that it has read to the end give newer frames from now on.
+    pub(super) fn note_caught_up(&mut self) {
+        let Self { attached, turn, engine, .. } = self;
+        attached.catching_up.retain_mut(|it| {
+            it.ends.retain(|(end, frames)| {
+                turn.is_awake(*end) && turn.stats(*end).frames_from_port < *frames
+            });
+            let waits = !it.ends.is_empty();
+            if !waits {
+                engine.handle_caught_up(it.id);
+            }
+            waits
+        });
     }
 
     /// The frames that have passed each port since it was last asked.

@@ -249,6 +249,7 @@ impl Worker {
         self.path.send_heartbeats(now);
         self.path.look_at_polled(now);
         let frames = self.path.turn(now);
+        self.path.note_caught_up();
         self.path.poll_attached(now);
         self.path.handle_faults(now, &self.epoll);
         self.path.wake_resting(now, &self.epoll);
