@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Result, anyhow};
 use clap::Args;
 use nightporter_api::{Only, Request};
 
@@ -32,7 +32,7 @@ pub(crate) struct Options {
     /// Capture only frames from or to this port of TCP or UDP.
     #[arg(long = "port", value_name = "NUMBER")]
     l4_port: Option<u16>,
-    /// Capture at most so many bytes of each frame; 128 hold all headers.
+    /// Capture at most so many bytes of each frame; 128 hold all headers, 0 is all.
     #[arg(short = 's', long, value_name = "BYTES")]
     snaplen: Option<u32>,
 }
@@ -41,14 +41,18 @@ pub(crate) struct Options {
 pub(crate) fn capture(client: Client, control: &Path, options: &Options) -> Result<()> {
     let Options { port, file, host, l4_port, snaplen } = options;
     let only = Only { host: *host, port: *l4_port };
-    let request = Request::Capture { port: port.clone(), snap_bytes: *snaplen, only };
+    let snap_bytes = snaplen.filter(|bytes| *bytes > 0); // 0 as in tcpdump(8)
+    let request = Request::Capture { port: port.clone(), snap_bytes, only };
     let stream = client.stream(&request)?;
     let (control, name) = (control.to_owned(), port.clone());
     thread::spawn(move || say_what_is_missed(&control, &name)); // ends with the process
     if file == Path::new("-") {
         return copy(stream, io::stdout(), "the daemon");
     }
-    let to = File::create(file).with_context(|| format!("cannot write {}", file.display()))?;
+    let to = File::create(file).map_err(|e| {
+        let fix = "choose a file that you may write, or - for standard output";
+        anyhow!("cannot write {}: {e}\n    fix: {fix}", file.display())
+    })?;
     eprintln!("capturing {port} into {}; end with Ctrl-C", file.display());
     copy(stream, to, "the daemon")
 }

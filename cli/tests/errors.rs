@@ -259,3 +259,51 @@ fn a_vm_goes_with_its_own_file_or_neither_does() {
     assert!(!file.exists());
     std::fs::remove_dir(dir).unwrap();
 }
+
+#[test]
+fn wrong_arguments_are_named_before_a_daemon_is_asked() {
+    for (line, said) in [
+        ("stauts", "similar subcommands exist: 'stations', 'status'"),
+        ("status --watch", "unexpected argument '--watch'"),
+        ("flows web1", "unexpected argument 'web1'"),
+        ("flows --sort size", "possible values: held, early, idle"),
+        ("flow", "<ID>"),
+        ("flow abc", "invalid value 'abc' for '<ID>'"),
+        ("capture web1", "-w <FILE>"),
+        ("capture web1 -w x --port 99999", "99999 is not in 0..=65535"),
+        ("capture web1 -w x --host example", "invalid IP address"),
+        ("monitor web1 --for never", "write 5s, 500ms or 2min"),
+        ("advise --for 0s", "write 5s, 500ms or 2min"),
+        ("analyze", "<FILE>..."),
+        ("offload web1", "<on|off>"),
+        ("rate-limit web1 100", "<MBIT_S|off>"),
+        ("vm show", "<NAME>"),
+        ("vm set web1", "<KEY=VALUE>..."),
+        ("vm remove web1 --save --dry-run", "cannot be used with '--dry-run'"),
+        ("attach", "<TAP>"),
+        ("detach vnet0 --drain soon", "write 5s, 500ms or 2min"),
+        ("uplink add lan", "<KEY=VALUE>..."),
+        ("reload now", "unexpected argument 'now'"),
+    ] {
+        let output = nightporter("/nowhere/control", &line.split(' ').collect::<Vec<_>>());
+        assert_eq!(output.status.code(), Some(2), "{line}");
+        assert!(stderr(&output).contains(said), "{line}: {}", stderr(&output));
+    }
+    for (line, said, fix) in [
+        ("offload web1 maybe", "maybe is neither on nor off", "write web1 on"),
+        ("rate-limit web1 from-guest 0", "0 is no limit", "1 to 100000, or off"),
+        ("rate-limit web1 sideways 100", "sideways is no direction", "or to-guest"),
+        ("vm set web1 mtu=1 mtu=2", "mtu is given twice", "give it once"),
+        ("analyze /nowhere/x.pcap", "cannot read /nowhere/x.pcap", "that you may read"),
+        ("analyze /etc/passwd", "/etc/passwd is neither pcap nor pcapng", "tcpdump -w"),
+        ("top", "top needs a terminal", "vm list --watch"),
+    ] {
+        // Some connect first, and say nothing of a change.
+        let socket = answering("unasked", "");
+        let output = nightporter(socket.to_str().unwrap(), &line.split(' ').collect::<Vec<_>>());
+        std::fs::remove_file(socket).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{line}");
+        let stderr = stderr(&output);
+        assert!(stderr.contains(said) && stderr.contains(fix), "{line}: {stderr}");
+    }
+}

@@ -3,11 +3,13 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::time::Duration;
 
 use nix::net::if_::if_nametoindex;
 use nix::sched::{CpuSet, sched_setaffinity};
+use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use nix::unistd::Pid;
 
 use crate::config::proof::proof_of;
@@ -49,6 +51,8 @@ pub fn check_host(config: &Config, judge: &Judge) -> Findings {
     problems.extend(proof_of(config).err().map(|e| e.to_string()));
     problems.extend(config.daemon.cpu.and_then(missing_cpu));
     problems.extend(config.uplinks.iter().filter_map(wrong_interface));
+    problems.extend(config.vms.iter().filter_map(wrong_tap));
+    problems.extend(config.vms.iter().filter_map(no_socket));
     problems.extend(no_room(config));
     // Those come later, or never.
     let interfaces = config.uplinks.iter().filter_map(missing_interface);
@@ -57,7 +61,8 @@ pub fn check_host(config: &Config, judge: &Judge) -> Findings {
     let warnings = warnings.chain(behind_boosted(config));
     let warnings = warnings.chain(uneven_mtus(config)).chain(at_strangers(config));
     let warnings = warnings.chain(silent_log(&config.daemon.log)).chain(missing_dirs(config));
-    let warnings = warnings.chain(config.daemon.metrics.and_then(taken_metrics)).collect();
+    let warnings = warnings.chain(config.daemon.metrics.and_then(taken_metrics));
+    let warnings = warnings.chain(slow_arena(&config.daemon.arena)).collect();
     Findings { problems, warnings }
 }
 
@@ -148,6 +153,19 @@ fn no_room(config: &Config) -> Option<String> {
     })
 }
 
+/// The start makes it there, and says so too.
+fn slow_arena(arena: &Path) -> Option<String> {
+    let dir = arena.ancestors().skip(1).find(|dir| dir.is_dir())?;
+    let is_slow = statfs(dir).is_ok_and(|fs| fs.filesystem_type() != TMPFS_MAGIC);
+    is_slow.then(|| {
+        format!(
+            "daemon.arena: {} is on no tmpfs, and its write-back can stall all VMs\n    \
+             fix: choose a file on a tmpfs, as in /dev/shm/nightporter/arena",
+            dir.display()
+        )
+    })
+}
+
 /// In bytes, by `/proc/meminfo`.
 fn memory_total() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
@@ -191,6 +209,24 @@ fn wrong_interface(uplink: &UplinkConfig) -> Option<String> {
     };
     let is_wrong = of.exists() && !is_it;
     is_wrong.then(|| format!("uplink.{name}: {ifname} is there, and is no {kind}\n    fix: {fix}"))
+}
+
+/// The same of a VM's tap.
+fn wrong_tap(vm: &VmConfig) -> Option<String> {
+    let tap = vm.tap.as_deref()?;
+    let of = Path::new("/sys/class/net").join(tap);
+    let is_wrong = of.exists() && !of.join("tun_flags").exists();
+    let fix = "name the tap of a VM: ip -details link show type tun";
+    is_wrong.then(|| format!("vm.{}: {tap} is there, and is no tap\n    fix: {fix}", vm.name))
+}
+
+/// Something is where the VM's socket is to be, and is none.
+fn no_socket(vm: &VmConfig) -> Option<String> {
+    let found = vm.socket.symlink_metadata().ok().filter(|_| vm.tap.is_none())?;
+    let (name, path) = (&vm.name, vm.socket.display());
+    let fix = "remove it, or choose another vm.socket";
+    let what = || format!("vm.{name}: {path} is there, and is no socket\n    fix: {fix}");
+    (!found.file_type().is_socket()).then(what)
 }
 
 fn missing_interface(uplink: &UplinkConfig) -> Option<String> {

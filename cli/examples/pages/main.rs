@@ -30,6 +30,7 @@ fn main() -> Result<()> {
         let name = format!("nightporter-{}.1", command.replace(' ', "-"));
         let page = OpenOptions::new().append(true).open(dir.join(&name)).context(name)?;
         (&page).write_all(manual::examples(examples).as_bytes())?;
+        (&page).write_all(manual::sections("a command").as_bytes())?;
     }
     let keys = include_str!("../../../docs/configuration.md");
     let summary = "the configuration of nightporterd";

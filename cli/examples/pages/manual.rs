@@ -10,7 +10,8 @@ pub(crate) fn sections(program: &str) -> String {
     let sections: &[Section] = match program {
         "nightporter" => TOOL,
         "nightporterd" => DAEMON,
-        _ => &[],
+        "nightporter-boost" => BOOSTER,
+        _ => COMMAND,
     };
     let mut page = String::new();
     for (heading, entries) in sections {
@@ -64,6 +65,47 @@ const TOOL: &[Section] = &[
         &[
             ("0", "It is done, or was shown."),
             ("1", "It is not: standard error says why, and a line with \"fix:\" what to do."),
+            ("2", "The arguments are wrong."),
+        ],
+    ),
+];
+
+/// Of each command of the tool.
+const COMMAND: &[Section] = &[
+    (
+        "EXIT STATUS",
+        &[
+            ("0", "It is done, or was shown."),
+            ("1", "It is not: standard error says why, and a line with \"fix:\" what to do."),
+            ("2", "The arguments are wrong."),
+        ],
+    ),
+    (
+        "SEE ALSO",
+        &[("nightporter(1)", "All commands, and files."), ("nightporter.toml(5)", "All keys.")],
+    ),
+];
+
+const BOOSTER: &[Section] = &[
+    (
+        "EXAMPLES",
+        &[
+            ("systemctl enable --now nightporter-boost", "VMs with vm.boost are boosted."),
+            ("nightporter-boost --take-back", "After a crash of the unit, which runs it itself."),
+        ],
+    ),
+    (
+        "FILES",
+        &[
+            ("/run/nightporter/boost.sock", "The daemon's socket, beside its control socket."),
+            ("/run/nightporter-boost/journal", "The vCPUs that are favoured now."),
+        ],
+    ),
+    (
+        "EXIT STATUS",
+        &[
+            ("0", "It was told to stop, and has taken all back."),
+            ("1", "It did not start, or had to end: standard error says why."),
             ("2", "The arguments are wrong."),
         ],
     ),

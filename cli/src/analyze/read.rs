@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, anyhow, bail};
 use nightporter_core::time::{Duration, Instant};
 use pcap_parser::traits::PcapReaderIterator;
 use pcap_parser::{Block, OptionCode, PcapBlockOwned, PcapError, PcapNGOption, create_reader};
@@ -183,7 +183,9 @@ impl Capture {
             Box::new(io::stdin())
         } else {
             let file = File::open(path);
-            Box::new(file.with_context(|| format!("cannot read {}", path.display()))?)
+            let fix = "give a capture that you may read, or - for standard input";
+            let error = |e| anyhow!("cannot read {}: {e}\n    fix: {fix}", path.display());
+            Box::new(file.map_err(error)?)
         };
         Self::of(path, input)
     }

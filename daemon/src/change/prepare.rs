@@ -157,8 +157,16 @@ fn target(change: &Change, running: &Running, file: &mut File) -> Result<Running
     Ok(target)
 }
 
-/// Nobody has the tap of a VM that comes; an uplink's is found with all that must be unique.
+/// Nobody has the name or the tap of a VM that comes; an uplink's is found with all that must be
+/// unique.
 fn is_free(config: &Config, vm: &VmConfig) -> Result<(), Refusal> {
+    let name = &vm.name;
+    if config.vms.iter().any(|other| other.name == *name) {
+        return Err(Refusal {
+            what: format!("there is a VM {name} already, with other keys"),
+            fix: format!("nightporter vm set {name} KEY=VALUE changes it; nothing was changed"),
+        });
+    }
     let Some(tap) = &vm.tap else { return Ok(()) };
     if let Some(other) = config.vms.iter().find(|other| other.tap.as_ref() == Some(tap)) {
         return Err(Refusal {

@@ -64,6 +64,7 @@ fn read(path: &Path, file: &Path) -> Result<String, Problems> {
         let is_beside = file != path;
         let shown = file.display().to_string();
         let fix = match is_beside {
+            _ if e.kind() == ErrorKind::InvalidData => "save it as UTF-8",
             true => "let the daemon's user read it, or remove it",
             false => "give the path of a readable file: nightporterd --config FILE",
         };

@@ -43,7 +43,8 @@ pub use toe_rule::ToeRule;
 use keys::{quoted, size};
 use parse::{
     Unique, algorithm, cgroup, create, ifname, ifnames, ips, local, log, mac, metrics, name,
-    network, path, paths, port_name, rate_limit, socket_path, trunk, uplink_kind, vlan,
+    network, path, paths, port_name, rate_limit, socket_path, tap_patterns, trunk, uplink_kind,
+    vlan,
 };
 use reader::{bytes, integer};
 use table::table;
@@ -135,7 +136,7 @@ table! {
         /// Taps that `nightporter attach` may attach, by their names; `*` at the end is anything.
         /// Default: none. A change takes effect as soon as it is in the file.
         taps: Vec<String> = default(
-            Vec::new(), ifnames, "write a list of names, as in [\"vnet*\"]");
+            Vec::new(), tap_patterns, "write a list of names, as in [\"vnet*\"]");
         /// Microseconds the worker keeps looking for work before it sleeps. Default 0 (sleep at
         /// once). It costs that much CPU after every burst and saves the wake-up (5 to 50 us) of
         /// frames that come within that time. The worker offers its core to others at every look,
@@ -499,5 +500,7 @@ pub const fn page_tables_max(guest_bytes: u64) -> u64 {
     guest_bytes / 512 + guest_bytes.div_ceil(1 << 30) * 4096
 }
 
+#[cfg(test)]
+mod mistakes;
 #[cfg(test)]
 mod tests;

@@ -129,6 +129,9 @@ fn read(doc: &mut Document<'_>) -> Config {
             vms.push(vm(section, &mut unique));
         }
     }
+    doc.only_sections(&[
+        "daemon", "uplink", "registry", "toe", "toe_rule", "overlay", "station", "vm",
+    ]);
     let has_ports = !(uplinks.is_empty() && overlays.is_empty() && vms.is_empty());
     if !has_ports && !has_daemon && doc.problems.is_empty() {
         let what = "there is neither an [[uplink]] nor a [[vm]]".into();
@@ -142,9 +145,6 @@ fn read(doc: &mut Document<'_>) -> Config {
         let what = format!("all vm.budget together are {sum}, and {most} is the most");
         doc.problem(&(0..0), "", what, "lower some of them, or run a second daemon");
     }
-    doc.only_sections(&[
-        "daemon", "uplink", "registry", "toe", "toe_rule", "overlay", "station", "vm",
-    ]);
     unique.check(doc);
     Config { daemon, uplinks, overlays, registry, toe, toe_rules, stations, vms }
 }
@@ -330,6 +330,14 @@ pub(super) fn ifnames(v: &DeValue<'_>) -> Result<Vec<String>, String> {
     list.iter().map(|v| ifname(v.get_ref())).collect()
 }
 
+/// Names of taps, of which each may end in `*`.
+pub(super) fn tap_patterns(v: &DeValue<'_>) -> Result<Vec<String>, String> {
+    let list = ifnames(v)?;
+    let is_wrong = |name: &&String| name.strip_suffix('*').unwrap_or(name).contains('*');
+    let wrong = list.iter().find(is_wrong).map(|name| format!("{name:?} has a * before its end"));
+    wrong.map_or(Ok(list), Err)
+}
+
 pub(super) fn path(v: &DeValue<'_>) -> Result<PathBuf, String> {
     let p = PathBuf::from(string(v)?);
     if p.is_absolute() { Ok(p) } else { Err(format!("{} is not an absolute path", shown(v))) }
@@ -474,8 +482,9 @@ fn ordered(mut vlans: Vec<u16>) -> Vec<u16> {
 /// Addresses that a host can have.
 fn hosts(ips: Vec<IpAddr>) -> Result<Vec<IpAddr>, String> {
     let bad = ips.iter().find(|ip| {
-        matches!(ip, IpAddr::V4(a) if a.is_multicast() || a.is_broadcast())
-            || matches!(ip, IpAddr::V6(a) if a.is_multicast())
+        let is_broadcast = matches!(ip, IpAddr::V4(ip) if ip.is_broadcast());
+        is_broadcast || ip.is_multicast() || ip.is_loopback() || ip.is_unspecified()
     });
-    bad.map_or_else(|| Ok(ips.clone()), |ip| Err(format!("{ip} is not a unicast address")))
+    let wrong = bad.map(|ip| format!("{ip} is not the address of a host"));
+    wrong.map_or(Ok(ips), Err)
 }

@@ -230,6 +230,8 @@ pub(super) struct Section<'d, 'i> {
     /// The flag before those on the command line.
     flag: &'static str,
     known: Vec<&'static str>,
+    /// Where the keys are that were read.
+    places: BTreeMap<&'static str, Range<usize>>,
 }
 
 impl<'d, 'i> Section<'d, 'i> {
@@ -245,7 +247,8 @@ impl<'d, 'i> Section<'d, 'i> {
         span: Range<usize>,
     ) -> Self {
         let (label, overrides, known) = (kind.to_string(), BTreeMap::new(), Vec::new());
-        Self { doc, kind, label, span, table, overrides, flag: "--set ", known }
+        let places = BTreeMap::new();
+        Self { doc, kind, label, span, table, overrides, flag: "--set ", known, places }
     }
 
     /// The value of `key`, or `None` if it is absent or wrong (then `fix` is reported).
@@ -270,6 +273,7 @@ impl<'d, 'i> Section<'d, 'i> {
                 .ok();
         }
         let value = self.table.remove(key)?;
+        self.places.insert(key, value.span());
         parse(value.get_ref())
             .map_err(|what| self.doc.problem(&value.span(), &label(), what, fix))
             .ok()
@@ -288,10 +292,12 @@ impl<'d, 'i> Section<'d, 'i> {
         self.get(key, fix, parse)
     }
 
-    /// Records a mistake about this table's `key`, at the table's first line.
+    /// Records a mistake about this table's `key`, at its line, or at the table's first one if it
+    /// is not there.
     pub(super) fn problem(&mut self, key: &str, what: String, fix: &str) {
         let label = format!("{}.{key}", self.label);
-        self.doc.problem(&self.span.clone(), &label, what, fix);
+        let place = self.places.get(key).unwrap_or(&self.span).clone();
+        self.doc.problem(&place, &label, what, fix);
     }
 
     /// Reports every key that was not asked for.

@@ -279,7 +279,7 @@ fn two_uplinks_into_one_bridge_are_refused_and_so_are_vlan_and_trunk_together() 
     );
     assert_eq!(
         errors("[[vm]]\nname = \"a\"\nvlan = 7\ntrunk = [8]\n"),
-        "np.toml:1: vm.a.trunk: does not go with vlan\n    \
+        "np.toml:4: vm.a.trunk: does not go with vlan\n    \
          fix: use vlan for a guest that sees no tags, or trunk for one that does"
     );
     for (vlans, wrong) in [
@@ -354,7 +354,7 @@ fn congestion_offload_is_for_connections_with_ack_offload() {
     assert_eq!(running.vms[0].with(&set).unwrap().mtu, 9000);
     assert_eq!(
         errors(&vm("ack_offload = false")),
-        "np.toml:1: vm.a.congestion_offload: needs ack_offload = true\n    \
+        "np.toml:4: vm.a.congestion_offload: needs ack_offload = true\n    \
          fix: turn both on, or congestion_offload off"
     );
     assert_eq!(
@@ -378,7 +378,7 @@ fn wrong_shapes_are_named_for_what_they_are() {
 #[test]
 fn a_macvtap_cannot_be_made_or_bridged() {
     let text = "[[uplink]]\nname = \"a\"\nkind = \"macvtap\"\nifname = \"m0\"\nbridge = \"br0\"\n";
-    assert!(errors(text).starts_with("np.toml:1: uplink.a.bridge: does not apply to a macvtap"));
+    assert!(errors(text).starts_with("np.toml:5: uplink.a.bridge: does not apply to a macvtap"));
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod guest;
 #[allow(dead_code)]
 mod host;
 mod limits;
+mod mistakes;
 mod networks;
 mod operators;
 mod overlay;
