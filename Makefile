@@ -30,7 +30,7 @@ HOSTILE_S ?= 3600
 export FUZZ_SECONDS ?= 60
 SIM := $(TARGET)/sim/nightporter-sim
 
-.PHONY: help setup build deb demo demo-verify demo-restart demo-toe hpcc compare test hostile sim sim-long mutants-independent tshark tshark-guests coverage figures scale simulator fuzz bench fmt clean
+.PHONY: help setup build deb demo demo-verify demo-restart demo-toe hpcc compare test test-libvirt hostile sim sim-long mutants-independent tshark tshark-guests coverage figures scale simulator fuzz bench fmt clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,6 +79,12 @@ test: setup ## check format, lints and licences, run unit, vhost-user and real-g
 	-@.ci/packages $(PACKAGES_TSHARK)
 	-@.ci/packages $(PACKAGES_PROMETHEUS)
 	@.ci/test
+
+test-libvirt: ## try docs/install.md with Debian's libvirt in a container: a minute of downloads, and some of TCG (root)
+	@.ci/packages $(PACKAGES_BUILD) $(PACKAGES_PACKAGE)
+	@packaging/build $(TARGET)
+	@packaging/test $(TARGET)/release $(TARGET)/release/nightporter-guest $(TARGET)/pages "$$([ -d $(TARGET)/toe ] && echo $(TARGET)/toe)" \
+		packaging/inside-libvirt libvirt-daemon-system,libvirt-clients,qemu-system-x86,qemu-utils,linux-image-cloud-amd64,kmod,cpio,busybox-static 900
 
 hostile: ## run a hostile front-end beside two VMs; HOSTILE_S=3600 SEED=1 (root, a machine that does nothing else)
 	@.ci/packages $(PACKAGES_BUILD)
