@@ -86,6 +86,9 @@ pub struct HostPlan {
     /// Actions on all flows of a guest are done to so many at once.
     #[serde(default = "flows_per_step")]
     pub flows_per_step: u32,
+    /// Uplink and guest are the ends of a wire: the guest's tap is attached.
+    #[serde(default)]
+    pub wire: bool,
 }
 
 /// Unfinished work that a driver takes, and that its stack makes if it can.
@@ -413,6 +416,8 @@ pub enum FaultKind {
     /// The daemon dies between two steps of a turn and is started again after `lasts`. With
     /// `arena`, its arena is still there (LIFE-09).
     Crash { arena: bool, step: u32 },
+    /// The daemon stands, behind a tap that is attached: frames pass it by after so long.
+    Away { plain_after_us: u32 },
     /// The operator turns ack offload off for the VM, and on again when it is over.
     OffloadOff { guest: u16 },
     /// The same with congestion offload; it is on when that is over, whether it was before or not.

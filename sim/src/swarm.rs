@@ -9,6 +9,7 @@ mod floods;
 mod late_ack;
 mod later;
 mod rare;
+mod taps;
 
 use nightporter_core::limits::PAGE;
 use nightporter_core::time::{Duration, Instant};
@@ -97,6 +98,7 @@ impl Swarm {
             merges: self.random.percent(60),
             backlog_frames: crate::plan::backlog_frames(),
             flows_per_step: crate::plan::flows_per_step(),
+            wire: false,
         };
         let early = |c: &&ConnPlan| c.opens_at < Instant::from_millis(span_ms);
         let carriers: Vec<ConnPlan> = conns.iter().filter(early).cloned().collect();
@@ -391,11 +393,6 @@ impl Swarm {
             reuse: None,
         };
         (0..count).map(&mut conn).collect()
-    }
-
-    /// Milliseconds have gone half way round 2^32 after 24.9 days.
-    fn sleep_s(&self) -> u32 {
-        Random::new(self.seed, "sleep").pick(&[1_000_000, 2_200_000, 3_000_000])
     }
 
     fn conns(

@@ -182,6 +182,7 @@ impl Scene {
             merges: false,
             backlog_frames: BACKLOG_FRAMES,
             flows_per_step: crate::plan::flows_per_step(),
+            wire: false,
         }
     }
 }

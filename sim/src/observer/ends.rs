@@ -9,7 +9,7 @@ use nightporter_core::time::Instant;
 
 use super::excuse::{self, APPLICATION, Excuses, Judged, Moments};
 use super::flows::machine_of_side;
-use crate::plan::{Machine, Plan, StackKind};
+use crate::plan::{Fault, FaultKind, Machine, Plan, StackKind, Workload};
 use crate::stack::{Complaint, EndReport, MAYBE_NETWORK, Outcome};
 
 /// The verdict of a rule: nothing, or its observation.
@@ -199,6 +199,28 @@ pub(super) fn liveness(
             return Err((e.conn, format!("was reset without a cause: {}", progress(e))));
         };
         *excuses.resets.entry(why.to_owned()).or_default() += counts;
+    }
+    Ok(())
+}
+
+/// The same where nobody has seen all frames.
+pub(super) fn unseen_liveness(plan: &Plan, ended: bool, ends: &[EndReport]) -> Ensure {
+    let breaks =
+        |fault: &Fault| matches!(fault.kind, FaultKind::Crash { .. } | FaultKind::Reboot { .. });
+    let breaks = plan.faults.iter().any(breaks);
+    for e in ends {
+        let conn = &plan.conns[e.conn];
+        if e.outcome == Outcome::Open && !ended && !plan.may_deadlock(e.conn) {
+            return Err(format!("hangs: {}", progress(e)));
+        }
+        let [up, down] = conn.workload.bytes();
+        let expected = if conn.client == e.machine { down } else { up };
+        let through = e.read >= expected && e.written >= e.to_write;
+        let is_wanted = matches!(conn.workload, Workload::Reset { .. }) || conn.reuse.is_some();
+        let clocks = [conn.client, conn.server].iter().all(|m| plan.stack_of(*m).timestamps);
+        if e.outcome == Outcome::Reset && clocks && !(breaks || through || is_wanted) {
+            return Err(format!("was reset without a cause: {}", progress(e)));
+        }
     }
     Ok(())
 }

@@ -154,6 +154,19 @@ impl Observer {
     }
 }
 
+/// The verdict where frames can pass the host, so that only machines know: no byte is lost or
+/// wrong, nothing hangs, and nothing is reset without a cause.
+///
+/// # Errors
+/// The first rule that does not hold.
+pub fn of_machines(plan: &Plan, ended: bool, ends: &[EndReport]) -> Result<(), Violation> {
+    let of_host = |rule| move |what| Violation { rule, what, flow: None };
+    let lost = BTreeSet::new();
+    ends::bytes_to_guest(plan, ends, &lost).map_err(of_host(Rule::BytesToGuest))?;
+    ends::bytes_to_net(plan, ends, &lost).map_err(of_host(Rule::BytesToNet))?;
+    ends::unseen_liveness(plan, ended, ends).map_err(of_host(Rule::Liveness))
+}
+
 /// The connection of a flow with promised or stored bytes when the daemon died.
 fn betrayed(h: &History) -> Option<usize> {
     // Bytes that were stored and not yet acknowledged are in the record, too.

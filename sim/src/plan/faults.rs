@@ -28,6 +28,7 @@ impl FaultKind {
             Self::OneWay { fragments: true, .. } => "answers in fragments",
             Self::Crash { arena: true, .. } => "crash, arena survives",
             Self::Crash { arena: false, .. } => "crash, arena lost",
+            Self::Away { .. } => "daemon away",
             Self::OffloadOff { .. } => "offload turned off",
             Self::FloodsOff { .. } => "congestion offload turned off",
             Self::Drain { .. } => "guest drained",

@@ -106,6 +106,13 @@ impl Plan {
     }
 }
 
+impl super::Swarm {
+    /// Milliseconds have gone half way round 2^32 after 24.9 days.
+    pub(super) fn sleep_s(&self) -> u32 {
+        Random::new(self.seed, "sleep").pick(&[1_000_000, 2_200_000, 3_000_000])
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -98,6 +98,7 @@ impl World<'_> {
                     self.back_at = self.now + fault.lasts;
                 }
             }
+            FaultKind::Away { plain_after_us } => self.stand(engines, plain_after_us),
             FaultKind::OffloadOff { guest } => self.set_offload(engines, guest, false)?,
             FaultKind::FloodsOff { guest } => self.set_floods(engines, guest, false)?,
             FaultKind::Drain { guest } => {
@@ -109,9 +110,7 @@ impl World<'_> {
             FaultKind::FlowFlood { .. } | FaultKind::Forge { .. } => {
                 self.schedule(self.now, WorldEvent::FaultGoesOn(i));
             }
-            FaultKind::ManyAddresses { guest, addresses } => {
-                self.show_addresses(guest, addresses);
-            }
+            FaultKind::ManyAddresses { guest, addresses } => self.show_addresses(guest, addresses),
             FaultKind::Kill { guest } => {
                 lasts = false;
                 self.kill(guest);
@@ -147,6 +146,7 @@ impl World<'_> {
                 self.set_offload(engines, guest, true)?;
             }
             FaultKind::Late { guest } => self.set_late(engines, guest, false)?,
+            FaultKind::Away { .. } => self.go_on(engines)?,
             _ => {}
         }
         Ok(())
@@ -256,6 +256,9 @@ impl World<'_> {
         }
         self.event(Seen::Rebooted(guest));
         self.nodes[i].reboot(&self.plan, self.now);
+        if self.plan.host.wire {
+            return Ok(()); // its tap stays
+        }
         self.link_down(engines, guest, false)
     }
 

@@ -19,6 +19,8 @@ use nightporter_check::wire::on_wire;
 
 /// The uplink is always the first port.
 pub(super) const UPLINK: PortId = PortId(0);
+/// The network of a guest whose tap is attached.
+const WIRE: &str = "wire";
 /// Frames among which a segment is looked for that another continues (Linux: 8 flows a bucket).
 const MERGED_FLOWS: usize = 8;
 /// Between two hosts: through one switch.
@@ -75,6 +77,7 @@ impl Host {
             EngineConfig { flows_per_step, ..EngineConfig::new(plan.host.flows_max, seeds) };
         let mut engine = Engine::new(now, config, arena);
         let uplink = PortConfig::uplink("uplink");
+        let uplink = if plan.host.wire { uplink.on_wire(WIRE) } else { uplink };
         let mut turn = Turn::new(TurnConfig {
             frames_per_port: plan.host.turn_frames,
             flows_in_cache: 0,
@@ -116,8 +119,12 @@ impl Host {
             congestion_control: if guest.new_reno { Algorithm::Reno } else { Algorithm::Cubic },
         };
         let config = PortConfig::guest(format!("guest{g}"), config);
+        let config = if plan.host.wire { config.on_wire(WIRE) } else { config };
         let turn = self.turn.as_mut().expect("of a daemon that runs");
         let port = turn.add_port(now, engine, config).expect("budgets fit the arena");
+        if plan.host.wire {
+            turn.set_features(now, engine, port, Some(PortFeatures::ALL)); // as a tap
+        }
         self.ports[g] = Some(port);
     }
 }
@@ -131,6 +138,7 @@ impl World<'_> {
     ) -> Result<(), Stop> {
         let now = self.now;
         let again = now > Instant::ZERO;
+        self.attach_anew();
         if again {
             self.event(nightporter_check::event::Event::Restarted { arena: survived });
         }
@@ -151,7 +159,9 @@ impl World<'_> {
                 let host = &self.hosts[usize::from(self.nodes[g].host)];
                 let port = host.ports.get(g).copied().flatten();
                 let engine = engines.get_mut(usize::from(host.index));
-                if let Some((engine, port)) = engine.zip(port).filter(|_| !begins_anew) {
+                if let Some((engine, port)) =
+                    engine.zip(port).filter(|_| !begins_anew && !self.plan.host.wire)
+                {
                     engine.handle_guest_back(port);
                 }
                 self.set_features(engines, g, true);
@@ -180,7 +190,8 @@ impl World<'_> {
     }
 
     /// A frame came to a host's uplink.
-    pub(super) fn arrive_at_host(&mut self, host: u8, mut frame: Frame, forged: bool) {
+    pub(super) fn arrive_at_host(&mut self, host: u8, frame: Frame, forged: bool) {
+        let Some(mut frame) = self.pass_to_guest(frame) else { return };
         let queue = &mut self.hosts[usize::from(host)].uplink;
         if self.plan.host.merges && !forged {
             merge::verify(&mut frame);
@@ -208,7 +219,7 @@ impl World<'_> {
         if host.turn_at == now {
             host.turn_at = Instant::MAX;
         }
-        if engines.is_empty() {
+        if engines.is_empty() || self.attached.is_away() {
             return Ok(());
         }
         if now < host.busy_until {
@@ -234,7 +245,9 @@ impl World<'_> {
         })?;
         let cost = self.plan.host.turn_ns + self.plan.host.frame_ns * frames;
         self.hosts[usize::from(h)].busy_until = now + Duration::from_nanos(cost);
-        self.rest(engine, h)
+        self.rest(engine, h)?;
+        self.note_caught_up(engines);
+        Ok(())
     }
 
     fn worker_place(&self, h: u8) -> Option<(usize, usize)> {
@@ -304,6 +317,7 @@ impl World<'_> {
                 self.dies_in = None;
                 self.event(nightporter_check::event::Event::Crashed);
                 self.count("daemon crashes");
+                self.lose_turned();
                 let back_at = self.back_at;
                 self.schedule(back_at, WorldEvent::Restart);
                 Err(Stop::Crashed { arena })

@@ -15,6 +15,7 @@ mod host;
 mod merge;
 mod node;
 mod ports;
+mod tap;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -25,8 +26,8 @@ use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 use crate::link::Link;
-use crate::observer::Observer;
 use crate::observer::excuse::Excuses;
+use crate::observer::{self, Observer};
 use crate::plan::{FaultKind, Machine, Plan};
 use crate::random::Random;
 use crate::sched::Core;
@@ -160,6 +161,8 @@ pub struct World<'r> {
     /// Steps until the daemons die, and whether their arenas survive that; when they are back.
     dies_in: Option<(u32, bool)>,
     back_at: Instant,
+    /// The programs of the guest's tap, in a world with one.
+    attached: tap::Attached,
     /// Newest addresses and numbers of live connections, which forgers know.
     known: Vec<faults::Known>,
     forges: bool,
@@ -181,7 +184,8 @@ enum Member {
 }
 
 impl<'r> World<'r> {
-    /// The world of `plan` before anything has happened; `check` with all invariants watched.
+    /// The world of `plan` before anything has happened; `check` with all invariants watched,
+    /// unless frames can pass the daemon.
     #[must_use]
     pub fn new(plan: &Plan, check: bool, recorder: Option<&'r mut dyn Recorder>) -> Self {
         let migrates = plan.faults.iter().any(|f| matches!(f.kind, FaultKind::Migrate { .. }));
@@ -195,7 +199,7 @@ impl<'r> World<'r> {
             links: Vec::new(),
             cores: node::cores(plan),
             random: Random::new(plan.seed, "world"),
-            observer: check.then(|| Observer::new(plan)),
+            observer: (check && !plan.host.wire).then(|| Observer::new(plan)),
             recorder,
             faults: BTreeMap::new(),
             frames: 0,
@@ -205,6 +209,7 @@ impl<'r> World<'r> {
             last_frame_at: Instant::ZERO,
             dies_in: None,
             back_at: Instant::MAX,
+            attached: tap::Attached::default(),
             known: Vec::new(),
             forges: plan
                 .faults
@@ -309,6 +314,9 @@ impl<'r> World<'r> {
         let complaints: Vec<(Machine, Complaint)> =
             self.nodes.iter().flat_map(|n| -> Vec<_> { of(n) }).collect();
         let ends = self.ends();
+        if self.plan.host.wire {
+            return observer::of_machines(&self.plan, ended, &ends).err();
+        }
         let observer = self.observer.as_mut()?;
         observer.on_end(ended, &ends, &complaints).err()
     }

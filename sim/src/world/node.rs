@@ -390,6 +390,7 @@ impl World<'_> {
         if self.nodes[i].one_way || self.nodes[i].fragments {
             self.tell_past(i, &frames);
         }
+        let frames = self.pass_from_guest(frames);
         let node = &mut self.nodes[i];
         if node.link_up && node.fragments {
             let plain = frames.into_iter().flat_map(on_wire);

@@ -33,6 +33,7 @@ pub(crate) fn small() -> Plan {
             merges: false,
             backlog_frames: crate::plan::backlog_frames(),
             flows_per_step: crate::plan::flows_per_step(),
+            wire: false,
         },
         cores: vec![CorePlan { policy: Policy::RoundRobin { slice_us: 30_000 } }],
         guests: vec![GuestPlan {
