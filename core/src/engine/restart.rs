@@ -106,7 +106,10 @@ impl Engine<'_> {
         let source = flow.eth(&key).map(|eth| (eth, key.g_addr));
         let is_its = source.is_some_and(|source| match self.wire_of(port) {
             Some(wire) => {
-                wire.mac.is_none_or(|mac| mac == source.0.src) && flow.has_current_clock(now)
+                // The probe that asks a G on a wire completes no handshake.
+                wire.mac.is_none_or(|mac| mac == source.0.src)
+                    && flow.has_current_clock(now)
+                    && flow.guest_has_spoken()
             }
             None => self.networks.of(port).check_arrivals(port, &[source]).is_ok(),
         });

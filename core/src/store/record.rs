@@ -62,6 +62,8 @@ pub const MARK_FIN_OF_GUEST: u8 = 4;
 pub const MARK_ECE: u8 = 8;
 /// The connection ends in a container of G (FWD-01).
 pub const MARK_NEAR: u8 = 16;
+/// G has sent nothing but its SYN-ACK (COM-29).
+pub const MARK_NEW: u8 = 32;
 
 /// The highest bit of a number of R's stream: R's FIN is there, see [`Fins`].
 const FIN: u64 = 1 << 63;

@@ -102,8 +102,14 @@ impl Flow {
         }
     }
 
+    /// A G that has sent nothing but its SYN-ACK is asked by data, as after a kill (LIFE-09).
     fn probe_in_doubt(&mut self, cx: &FlowContext<'_, '_>) {
-        self.sender.on_window_shut();
+        if self.sender.is_established() {
+            self.sender.on_window_shut();
+        } else {
+            let (sender, mut sending) = self.sending(cx);
+            sender.on_ring_reset(&mut sending);
+        }
         self.timers.wait_for_probe(cx.running() + DOUBT_PROBE_INTERVAL);
     }
 }

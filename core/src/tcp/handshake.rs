@@ -32,6 +32,9 @@ impl Flow {
             self.standing.learn(Offers { g: syn.after(offers.g), ..offers });
             self.outbound.on_syn_copy();
         }
+        if self.receiver.is_doubted() {
+            self.end_doubt(); // it knows the connection
+        }
         self.on_tsval_of_syn_from_guest(now, tcp);
         true
     }

@@ -17,7 +17,7 @@ use crate::store::arena::RecordId;
 use crate::store::flow_store::FlowStore;
 use crate::store::record::{
     FLAG_ECN, FLAG_GUEST_IS_CLIENT, FLAG_SACK, FLAG_TS, Fins, MARK_ECE, MARK_FIN_OF_GUEST,
-    MARK_NEAR, MARK_RESUMABLE, Record,
+    MARK_NEAR, MARK_NEW, MARK_RESUMABLE, Record,
 };
 use crate::tcp::FlowContext;
 use crate::tcp::distance::Distance;
@@ -31,17 +31,17 @@ use crate::tcp::timestamps::TimestampState;
 use crate::time::Instant;
 
 impl Flow {
-    /// The marks of its record. A flow may go on after a kill if it makes promises to R, G has said
-    /// more than its SYN, no RST of R waits, and H has not sent for G, which may have handed over
-    /// or been shown more than the record says.
+    /// The marks of its record. A flow may go on after a kill if it makes promises to R, no RST of
+    /// R waits, and H has not sent for G, which may have handed over or been shown more than the
+    /// record says.
     pub(super) fn marks(&self) -> u8 {
         let bit = |on: bool, mark: u8| if on { mark } else { 0 };
         // A daemon that stops drains; what is left then goes on in the next one (LIFE-08).
         let stops = self.standing.draining() == Some(Why::Operator);
         let promises = self.standing.is_on() || stops;
-        let is_open = self.sender.is_established() && !self.receiver.reset_waits();
         let relays = self.losses.promised() > 0 || self.losses.shown() > self.outbound.sent();
-        bit(promises && is_open && !relays, MARK_RESUMABLE)
+        bit(promises && !self.receiver.reset_waits() && !relays, MARK_RESUMABLE)
+            | bit(!self.sender.is_established(), MARK_NEW)
             | bit(self.options.distance != Distance::Local, MARK_NEAR)
             | bit(self.outbound.fin_sent(), MARK_FIN_OF_GUEST)
             | bit(self.receiver.ece(), MARK_ECE)
@@ -89,11 +89,17 @@ impl Flow {
             mss_to_guest: record.mss_to_g,
             mss_to_net: record.mss_to_r,
         };
+        let sent = given.clamp(una, all.max(una));
+        let sender = match has(MARK_NEW) {
+            false => Sender::resumed(una, sent),
+            true if next > una => Sender::resumed_new(una, sent, record.mss_to_g.into()),
+            true => return Err(store), // nothing tells whether G has taken R's third ACK
+        };
         let mut flow = Self {
             options,
             receiver: Receiver::resumed(now, next, passed, id),
             store,
-            sender: Sender::resumed(una, given.clamp(una, all.max(una))),
+            sender,
             outbound: Outbound::resumed(record, has(MARK_FIN_OF_GUEST)),
             timestamps: TimestampState::recovered(record),
             template: Template::from_record(record.l2.bytes(), record.ttl, record.ttl_to_g),
@@ -109,6 +115,11 @@ impl Flow {
     #[cfg(test)]
     pub(crate) fn numbers(&self) -> (u64, u64, u64) {
         (self.receiver.next(), self.sender.una(), self.receiver.acks.sent())
+    }
+
+    /// G has sent more than its SYN or SYN-ACK.
+    pub(crate) fn guest_has_spoken(&self) -> bool {
+        self.sender.is_established()
     }
 
     /// It does not go on.

@@ -140,6 +140,13 @@ impl Sender {
         Self { sent, established: true, probe_due: sent == una, ..Self::new(una, sent) }
     }
 
+    /// The same to a G that has sent nothing but its SYN-ACK. It is asked by data: they complete
+    /// the handshake if R's third ACK was lost, and a probe below them would not (SYN cookies,
+    /// COM-29). A segment of `mss` bytes that it does not take is answered, too.
+    pub(crate) fn resumed_new(una: u64, sent: u64, mss: u64) -> Self {
+        Self { sent, ..Self::new(una, sent.max(una + mss)) }
+    }
+
     /// Highest valid ACK from G.
     #[inline]
     pub(crate) const fn una(&self) -> u64 {

@@ -315,23 +315,89 @@ fn life_09_a_flow_that_drained_goes_on() {
     assert_eq!(flow(&w, |f| f.state()), State::On);
 }
 
-/// COM-29: a G that has only its SYN-ACK sent may take no byte, so nothing is known to ask it.
-#[test]
-fn life_09_a_flow_whose_guest_has_said_no_more_than_its_syn_is_reset() {
+/// A connection whose G has sent nothing but its SYN-ACK, and that was killed: `before` has
+/// happened to it, and the guest is back.
+fn resumed_new(
+    before: impl FnOnce(&World<'_>, &Peer<'_>, &Peer<'_>),
+) -> (World<'static>, Peer<'static>, Peer<'static>, Restarted) {
     let setup = Setup::new();
     let mut memory = vec![0_u64; setup.memory_len() / 8];
     {
         let w = setup.opens_in(memory.as_mut_bytes());
         let (r, g) = w.connects();
+        before(&w, &r, &g);
+    }
+    let w = setup.reopens_in(memory.leak().as_mut_bytes());
+    w.set_features(GUEST, None);
+    let (r, g) = w.pair(&setup);
+    w.set_lenient(0, true);
+    let restarted = w.engine(|e, now| e.handle_restart(now));
+    is_back(&w, &setup);
+    (w, r, g, restarted)
+}
+
+/// COM-29: data complete the handshake of a G that has lost R's third ACK, and a probe would not.
+#[test]
+fn life_09_a_guest_that_has_said_no_more_than_its_syn_is_asked_by_data() {
+    let (w, r, g, restarted) = resumed_new(|_, r, g| {
+        g.stops(0);
+        r.sends("1:3001 ack 1");
+        r.gets("1 ack 3001");
+    });
+    assert_eq!(restarted, Restarted { resumed: 1, reset: 0 });
+    g.gets_last("1:1001 ack 1");
+    r.sends("3001:4001 ack 1");
+    r.gets_nothing();
+    g.gets_nothing();
+    assert!(flow(&w, |f| f.acknowledges_late()));
+    // It has lost that one, too: its accept queue was full.
+    w.after_ms(300);
+    g.gets_last("1:1001 ack 1");
+    g.sends("1 ack 1001");
+    assert!(!flow(&w, |f| f.acknowledges_late()));
+    r.gets("1 ack 4001");
+    g.gets_last("1001:4001 ack 1");
+    g.sends("1 ack 4001");
+    r.takes_all();
+    r.sends("4001:5001 ack 1");
+    r.gets("1 ack 5001");
+    assert_eq!(flow(&w, |f| f.state()), State::On);
+}
+
+/// K-04, COM-28: a G that has seen no third ACK says its SYN-ACK again, with the same number or, by
+/// a SYN cookie, with another; R refuses the second, and the flow stays.
+#[test]
+fn life_09_a_syn_ack_of_g_that_comes_again_passes() {
+    let (w, r, g, _) = resumed_new(|_, r, g| {
         g.stops(0);
         r.sends("1:1001 ack 1");
         r.gets("1 ack 1001");
-    }
-    let w = setup.reopens_in(memory.as_mut_bytes());
-    w.set_features(GUEST, None);
-    let (r, _) = w.pair(&setup);
-    w.set_lenient(0, true);
-    let restarted = w.engine(|e, now| e.handle_restart(now));
-    assert_eq!(restarted, Restarted { resumed: 0, reset: 1 });
-    r.gets("R. 1 ack 1001");
+    });
+    g.gets_last("1:1001 ack 1");
+    // Nothing says that this G knows the connection, so it is asked at once, and by no probe.
+    g.sends_syn_spec("S. 5000:5000 ack 1", &Setup::new());
+    r.gets_syn();
+    g.gets_last("1:1001 ack 1");
+    g.sends_syn_ack();
+    r.gets_syn();
+    g.gets_nothing();
+    assert_eq!(flow(&w, |f| (f.state(), f.held_bytes())), (State::On, 1000));
+    w.after_ms(300);
+    g.gets_last("1:1001 ack 1");
+    g.sends("1 ack 1001");
+    r.gets("1 ack 1001");
+    assert_eq!(flow(&w, |f| (f.state(), f.held_bytes())), (State::On, 0));
+}
+
+/// Nothing says whether such a G has R's third ACK, and there are no data to ask it: R and G go on
+/// by themselves.
+#[test]
+fn life_09_a_guest_that_has_said_no_more_than_its_syn_and_is_owed_nothing_is_left_alone() {
+    let (w, r, g, restarted) = resumed_new(|_, _, _| ());
+    assert_eq!(restarted, Restarted::default());
+    r.gets_nothing();
+    g.gets_nothing();
+    r.sends("1:1001 ack 1");
+    g.gets_last("1:1001 ack 1");
+    assert!(w.flow(0, |_| ()).is_none());
 }
