@@ -135,11 +135,24 @@ impl Daemon {
     /// # Errors
     /// Those of [`Self::cli`]; it has no such VM.
     pub fn early_acked_bytes(&mut self, vm: &str) -> Result<u64> {
+        self.of_vm(vm, |vm| vm["early_acked_bytes"].as_u64())
+    }
+
+    /// Frames of a VM behind an attached tap that passed the daemon by, both ways.
+    ///
+    /// # Errors
+    /// Those of [`Self::cli`]; it has no such VM, or that no such tap.
+    pub fn frames_that_passed(&mut self, vm: &str) -> Result<u64> {
+        let count = |vm: &Value, way: &str| vm["attached"][way].as_u64();
+        self.of_vm(vm, |vm| Some(count(vm, "plain_from_vm")? + count(vm, "plain_to_vm")?))
+    }
+
+    fn of_vm(&mut self, vm: &str, count: impl FnOnce(&Value) -> Option<u64>) -> Result<u64> {
         let status = self.cli(&["--json", "status"])?;
         let status: Value = serde_json::from_str(&status).context("reading the status")?;
         let port = status["ports"].as_array().into_iter().flatten().find(|it| it["name"] == vm);
-        let bytes = port.and_then(|port| port["vm"]["early_acked_bytes"].as_u64());
-        bytes.with_context(|| format!("no VM {vm} in {status}"))
+        let count = port.and_then(|port| count(&port["vm"]));
+        count.with_context(|| format!("no VM {vm} in {status}"))
     }
 
     /// Bytes of streams that a guest was given over its socket device.

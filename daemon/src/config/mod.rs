@@ -154,11 +154,11 @@ table! {
         /// starves.
         rt_priority: u8 = default(0, integer(0..=99), "use 0 for normal scheduling, or 1 to 99");
         /// Frames of attached taps pass the worker by when one has waited for it so long, in
-        /// milliseconds. Default 1000. Shorter, and a worker that shares its core with whole time
-        /// slices of guests is passed by often, which costs active connections the offload; longer,
-        /// and a daemon that stands is felt as long.
+        /// milliseconds. Default 100. Shorter, and a worker that shares its core with whole time
+        /// slices of guests is passed by often, which costs active connections the offload for a
+        /// moment; longer, and a daemon that stands is felt as long.
         plain_after_ms: u64 = default(
-            1000, integer(10..=1000), "give milliseconds from 10 to 1000; 1000 is the default");
+            100, integer(10..=1000), "give milliseconds from 10 to 1000; 100 is the default");
         /// The log level, in `tracing` syntax: `error`, `warn`, `info` (default), `debug`, `trace`,
         /// or per module, as in `info,nightporterd::vhost=debug`. `debug` logs per vhost-user
         /// message, nothing logs per frame.

@@ -31,7 +31,7 @@ fn the_shortest_useful_file_gets_the_documented_defaults() {
     assert_eq!(c.daemon.arena, Path::new("/run/nightporter/arena"));
     assert_eq!((c.daemon.busy_poll_us, c.daemon.cpu, c.daemon.rt_priority), (0, None, 0));
     assert_eq!((c.daemon.log.as_str(), c.daemon.drain_timeout_s), ("info", 10));
-    assert_eq!(c.daemon.plain_after_ms, 1000);
+    assert_eq!(c.daemon.plain_after_ms, 100);
     assert_eq!((c.uplinks[0].kind, c.uplinks[0].create), (UplinkKind::Tap, true));
     let vm = &c.vms[0];
     assert_eq!(vm.socket, Path::new("/run/nightporter/web1.sock"));

@@ -13,6 +13,9 @@ use crate::image::log_dir;
 use crate::transfer::{Upload, echo, fetch};
 use crate::world::{Net, World, address, attached_name};
 
+/// Times that the daemon may be away while it is judged, on a busy machine.
+const JUDGED_TRIES: u32 = 5;
+
 pub(super) fn run(world: &mut World) -> Result<()> {
     captured(world)?;
     killed_amid_an_upload(world)?;
@@ -23,16 +26,25 @@ fn guest() -> Ipv4Addr {
     address(0, Net::Attached)
 }
 
-/// Uploads, downloads, and both at once; the captures are judged.
+/// Uploads, downloads, and both at once; the captures are judged. Frames that pass a daemon which
+/// is away are in no capture: then only bytes can be judged, and all is done again.
 fn captured(world: &mut World) -> Result<()> {
-    let captures = world.capture(0, Net::Attached, &log_dir("attached")?)?;
-    upload(world, 10 * MB, 1)?;
-    world.remote().enter(|| fetch(guest(), 10 * MB, 2, LIMIT)).context("download")?;
-    world.remote().enter(|| echo(guest(), 10 * MB, 3, LIMIT)).context("echo")?;
-    let report = captures.check(world.daemon()?, [true, false], None)?;
-    ensure!(report.flows == 3, "three connections: {report}");
-    println!("attached: {report}");
-    ensure_early(world)
+    for _ in 0..JUDGED_TRIES {
+        let before = world.daemon()?.frames_that_passed(&attached_name())?;
+        let captures = world.capture(0, Net::Attached, &log_dir("attached")?)?;
+        upload(world, 10 * MB, 1)?;
+        world.remote().enter(|| fetch(guest(), 10 * MB, 2, LIMIT)).context("download")?;
+        world.remote().enter(|| echo(guest(), 10 * MB, 3, LIMIT)).context("echo")?;
+        let passed = world.daemon()?.frames_that_passed(&attached_name())? - before;
+        if passed == 0 {
+            let report = captures.check(world.daemon()?, [true, false], None)?;
+            ensure!(report.flows == 3, "three connections: {report}");
+            println!("attached: {report}");
+            return ensure_early(world);
+        }
+        println!("attached: {passed} frames passed the daemon by");
+    }
+    bail!("the daemon was away each of {JUDGED_TRIES} times")
 }
 
 fn upload(world: &World, bytes: usize, seed: u64) -> Result<()> {
