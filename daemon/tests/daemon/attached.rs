@@ -28,6 +28,8 @@ const R: End = End(9, 5000);
 const R_ISN: u32 = 0xffff_ff00;
 const G_ISN: u32 = 7000;
 const MSS: [u8; 4] = [2, 4, 5, 0xb4];
+/// No frame passes the daemon because the machine is busy.
+const PATIENT: &str = "metrics = \"off\"\nplain_after_ms = 1000";
 
 /// The two taps of the test.
 struct Street {
@@ -173,7 +175,7 @@ fn vm() -> String {
 fn an_attached_vm_is_acknowledged_for_and_gets_all_bytes_and_a_daemon_that_ends_is_a_plain_wire() {
     Street::run(|street| {
         let dir = Dir::new();
-        let host = Host::start(&dir, &dir.configure("metrics = \"off\"", &vm()));
+        let host = Host::start(&dir, &dir.configure(PATIENT, &vm()));
         host.until("web1", |port| port.link);
         street.sends_frame(G, &echo(1));
         assert_eq!(street.gets_frame(R), echo(1));
@@ -342,7 +344,10 @@ fn frames_that_have_waited_for_a_daemon_that_stood_for_long_are_dropped() {
 fn a_tap_is_attached_and_detached_amid_a_connection_which_goes_on() {
     Street::run(|street| {
         let dir = Dir::new();
-        let host = Host::start(&dir, &dir.configure("metrics = \"off\"\ntaps = [\"vm*\"]", ""));
+        let host = Host::start(
+            &dir,
+            &dir.configure("metrics = \"off\"\nplain_after_ms = 1000\ntaps = [\"vm*\"]", ""),
+        );
         street.connects();
         let keys = |tap: &str| {
             BTreeMap::from([
@@ -389,7 +394,7 @@ fn a_tap_is_attached_and_detached_amid_a_connection_which_goes_on() {
 fn a_tap_is_detached_as_late_as_is_wanted_and_what_is_still_owed_then_is_reset() {
     Street::run(|street| {
         let dir = Dir::new();
-        let host = Host::start(&dir, &dir.configure("metrics = \"off\"", &vm()));
+        let host = Host::start(&dir, &dir.configure(PATIENT, &vm()));
         host.until("web1", |port| port.link);
         street.sends_frame(G, &echo(7)); // which shows its MAC
         street.gets_frame(R);
@@ -409,7 +414,7 @@ fn a_tap_is_detached_as_late_as_is_wanted_and_what_is_still_owed_then_is_reset()
 fn a_vm_that_reads_nothing_has_a_window_and_gets_all_frames_later() {
     Street::run(|street| {
         let dir = Dir::new();
-        let host = Host::start(&dir, &dir.configure("metrics = \"off\"", &vm()));
+        let host = Host::start(&dir, &dir.configure(PATIENT, &vm()));
         host.until("web1", |port| port.link);
         ip("link set vm0 txqueuelen 200");
         let all = 400;
@@ -429,7 +434,7 @@ fn a_vm_that_reads_nothing_has_a_window_and_gets_all_frames_later() {
 fn a_qdisc_that_drops_does_not_close_the_window() {
     Street::run(|street| {
         let dir = Dir::new();
-        let host = Host::start(&dir, &dir.configure("metrics = \"off\"", &vm()));
+        let host = Host::start(&dir, &dir.configure(PATIENT, &vm()));
         host.until("web1", |port| port.link);
         // Two frames, and what is too much is dropped, as libvirt's <bandwidth> does it.
         tc("qdisc add dev vm0 root tbf rate 8kbit burst 128 limit 256");
@@ -454,7 +459,10 @@ fn a_tap_that_goes_and_comes_back_is_attached_again() {
     Street::run(|street| {
         let Street { vm: old, network } = street;
         let dir = Dir::new();
-        let host = Host::start(&dir, &dir.configure("metrics = \"off\"\ntaps = [\"vm1\"]", &vm()));
+        let host = Host::start(
+            &dir,
+            &dir.configure("metrics = \"off\"\nplain_after_ms = 1000\ntaps = [\"vm1\"]", &vm()),
+        );
         host.until("web1", |port| port.link);
         let descriptors = host.descriptors();
         drop(old);
@@ -484,7 +492,7 @@ fn a_tap_that_goes_and_comes_back_is_attached_again() {
 fn frames_that_find_the_taps_of_the_daemon_full_are_counted() {
     Street::run(|street| {
         let dir = Dir::new();
-        let host = Host::start(&dir, &dir.configure("metrics = \"off\"", &vm()));
+        let host = Host::start(&dir, &dir.configure(PATIENT, &vm()));
         host.until("web1", |port| port.link);
         host.signal(Signal::SIGSTOP);
         // Before the limit more than a queue of the kernel has, and then until one goes its way.
@@ -513,10 +521,7 @@ fn idle_taps_cost_a_busy_one_nothing_and_wake_nobody() {
         let vms = taps.iter().map(|(n, _)| {
             vm().replace("web1", &format!("i{n}")).replace("vm0", &format!("idle{n}"))
         });
-        let host = Host::start(
-            &dir,
-            &dir.configure("metrics = \"off\"", &(vm() + &vms.collect::<String>())),
-        );
+        let host = Host::start(&dir, &dir.configure(PATIENT, &(vm() + &vms.collect::<String>())));
         for (n, _) in &taps {
             host.until(&format!("i{n}"), |port| port.link);
         }
@@ -549,7 +554,7 @@ fn a_tap_that_flaps_leaks_nothing_and_its_remotes_are_reset_when_there_is_a_way_
         let Street { vm: mut tap, network } = street;
         drop(tap); // the VM has not started yet
         let dir = Dir::new();
-        let host = Host::start(&dir, &dir.configure("metrics = \"off\"", &vm()));
+        let host = Host::start(&dir, &dir.configure(PATIENT, &vm()));
         let lost = host.until("web1", |port| !port.link).trouble.unwrap();
         assert!(lost.starts_with("there is no interface vm0"), "{lost}");
         let (mut network, mut held) = (network, None);
