@@ -420,6 +420,9 @@ pub struct VmStatus {
     pub controls_congestion: bool,
     /// No new promises are made, until the offload is turned on again.
     pub draining: bool,
+    /// Its VMM logs written pages, as when the VM begins to migrate: bytes are acknowledged late.
+    #[serde(default)]
+    pub migrating: bool,
     /// The rate that it may send, in Mbit/s; `None` is no limit.
     pub rate_limit_from_guest_mbit_s: Option<u32>,
     /// The rate that it may be sent, in Mbit/s; `None` is no limit.
@@ -561,8 +564,7 @@ pub struct FabricStatus {
     pub streams: u64,
     /// Of these, to be used again.
     pub idle: u64,
-    /// Of these, those whose bytes are encrypted (`encrypt` of `[toe]`): all that have begun, or
-    /// none.
+    /// Of these, those with encrypted bytes (`encrypt` of `[toe]`): all that have begun, or none.
     #[serde(default)]
     pub encrypted: u64,
     /// That this host has begun.
@@ -577,8 +579,7 @@ pub struct FabricStatus {
     pub lost: u64,
     /// Of these, those with a message that no honest host sends.
     pub nonsense: u64,
-    /// With `encrypt` of `[toe]`: hosts that did not prove their identity, and streams in the
-    /// clear.
+    /// With `encrypt` of `[toe]`: hosts that did not prove who they are, and streams in the clear.
     #[serde(default)]
     pub unproven: u64,
     /// Endpoints of UCX to other hosts, if payload goes by that (`fabric` of `[toe]`).

@@ -256,6 +256,7 @@ pub(crate) const fn offload(vm: &VmStatus) -> &'static str {
     match (vm.draining, vm.owed_flows, vm.offload) {
         (true, 0, _) => "drained",
         (true, ..) => "draining",
+        (false, ..) if vm.migrating => "migrating",
         (false, _, true) => "on",
         (false, _, false) => "off",
     }

@@ -24,6 +24,7 @@
 
 mod frames;
 mod images;
+mod migration;
 mod polls;
 mod ports;
 mod presence;
@@ -221,7 +222,6 @@ impl<'m> Engine<'m> {
         let Some(p) = self.port_mut(port) else { return };
         let before = std::mem::replace(&mut p.features, features);
         let (was_there, is_there) = (before.is_some(), features.is_some());
-        let is_away = p.elsewhere && !is_there;
         // The ring stays if the driver only agrees on other features. Otherwise its frames are
         // gone: none is unseen any more, but without a driver none can be seen either.
         p.vm.clock.on_progress(now, !was_there || !is_there);
@@ -230,13 +230,13 @@ impl<'m> Engine<'m> {
         } else if !was_there {
             p.vm.doubt = None; // what was heard before says nothing of this driver
         }
-        self.networks.of_mut(port).set_away(port, is_away);
         if was_there && !is_there {
             self.note_stopped(now, port);
         } else if !was_there && is_there {
             self.walk(now, Deed::RingReset, port);
             self.welcome(port);
         }
+        self.settle_away(port);
     }
 
     /// Resets all flows of this VM, and tells their remotes now, because the promised bytes will
@@ -311,7 +311,7 @@ impl<'m> Engine<'m> {
     /// a flow is handed back once R has acknowledged all bytes that H has of it.
     pub fn set_congestion_offload(&mut self, port: PortId, on: bool) {
         if let Some(p) = self.port_mut(port).filter(|p| p.config.is_guest()) {
-            p.vm.congestion_offload = on;
+            p.vm.set_congestion_offload(on);
         }
     }
 

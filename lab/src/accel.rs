@@ -43,6 +43,7 @@ impl Accel {
             neighbours: Vec::new(),
             toe: None,
             rx_ring: None,
+            moves: None,
         };
         let up = Guest::start(&spec, image, places).and_then(|mut g| g.wait_ready(PROBE_LIMIT));
         Ok(if up.is_ok() { Self::Kvm } else { Self::Tcg })

@@ -97,7 +97,8 @@ impl Hosts {
             let attach = Attach::VhostUser(daemon.socket(&name));
             let toe = Some(daemon.toe_socket(&name));
             let (nics, neighbours) = (vec![(nic(guest), attach)], Vec::new());
-            let spec = Spec { name, vmm, memory_mib, nics, neighbours, toe, rx_ring: None };
+            let (rx_ring, moves) = (None, None);
+            let spec = Spec { name, vmm, memory_mib, nics, neighbours, toe, rx_ring, moves };
             hosts.guests.push(Guest::start(&spec, image, places)?);
         }
         for guest in &mut hosts.guests {

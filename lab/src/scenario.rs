@@ -7,6 +7,7 @@ mod attached;
 mod containers;
 mod correct;
 mod killed;
+mod migrated;
 mod programs;
 mod sockets;
 
@@ -54,6 +55,8 @@ type Between = fn(&mut Hosts) -> Result<()>;
 enum Run {
     InWorld(InWorld),
     Between(Between),
+    /// A guest that moves so often.
+    Migrations(usize),
 }
 
 /// Name, guests by kind, what happens in the world. A scenario whose name begins with `long_` is
@@ -104,6 +107,10 @@ const BETWEEN: [(&str, Kind, Between); 9] = [
     ("long_wait_for_a_host_that_vanished", Kind::UmlToe, correct::vanished),
 ];
 
+/// The same of guests of QEMU that migrate so many times.
+const MIGRATIONS: [(&str, usize); 2] =
+    [("a_guest_migrates_under_load", 3), ("long_migrations_under_load", 20)];
+
 /// Needless retransmissions that a 50 MB upload may have on a busy host. Beside six busy loops on
 /// four cores half of the uploads had none; the worst of ten had 8 with captures, 19 without.
 const PROBES_MAX: u64 = 10;
@@ -139,7 +146,8 @@ fn choose(filter: &str) -> (Vec<Scenario>, Vec<Scenario>) {
     let is_chosen = |name: &str| {
         name.contains(filter) && (filter.starts_with("long") || !name.starts_with("long"))
     };
-    in_world.chain(between).partition(|(name, ..)| is_chosen(name))
+    let migrations = MIGRATIONS.iter().map(|&(name, n)| (name, Kind::Qemu, Run::Migrations(n)));
+    in_world.chain(between).chain(migrations).partition(|(name, ..)| is_chosen(name))
 }
 
 /// Downloads, builds and packs the guests of [`run_all`], which then need not.
@@ -310,6 +318,7 @@ impl Lab {
         let places = Places { sockets: run_dir.path(), logs: &log_dir(name)? };
         let guest = self.guest(kind)?;
         match run {
+            Run::Migrations(count) => migrated::run(guest, places, count),
             Run::Between(run) => {
                 let mut hosts = Hosts::start(guest.0, guest.1, PAIR_MEMORY_MIB, places)?;
                 run(&mut hosts)?;

@@ -49,6 +49,17 @@ pub struct Spec {
     pub toe: Option<PathBuf>,
     /// Buffers in the receive rings of QEMU's NICs; `None`: QEMU's 256.
     pub rx_ring: Option<u16>,
+    /// Of QEMU: it can be moved to another VMM.
+    pub moves: Option<Move>,
+}
+
+/// How a guest is moved.
+#[derive(Debug, Clone)]
+pub struct Move {
+    /// QEMU takes orders there.
+    pub qmp: PathBuf,
+    /// It boots no guest, but waits for orders: where to take one from, and to let it run.
+    pub waits: bool,
 }
 
 /// The VMMs the lab knows.
@@ -294,6 +305,12 @@ fn qemu(spec: &Spec, accel: Accel, image: &Image, socket: &Path, console: &Path)
     add("-serial", "chardev:console");
     add("-chardev", &format!("socket,id=control,path={}", socket.display()));
     add("-serial", "chardev:control");
+    if let Some(moves) = &spec.moves {
+        add("-qmp", &format!("unix:{},server=on,wait=off", moves.qmp.display()));
+        if moves.waits {
+            add("-incoming", "defer");
+        }
+    }
     for (index, (nic, attach)) in spec.nics.iter().enumerate() {
         let netdev = match attach {
             Attach::Tap(tap) => {
@@ -321,6 +338,9 @@ fn qemu(spec: &Spec, accel: Accel, image: &Image, socket: &Path, console: &Path)
         add("-chardev", &format!("socket,id=toe,path={}", socket.display()));
         let vectors = if accel == Accel::Tcg { ",vectors=0" } else { "" };
         add("-device", &format!("vhost-user-vsock-pci,chardev=toe{vectors}"));
+    }
+    if spec.moves.as_ref().is_some_and(|moves| moves.waits) {
+        command.arg("-S");
     }
     command.args(["-nodefaults", "-no-user-config"]).stdin(Stdio::null());
     command

@@ -263,8 +263,8 @@ impl World {
         nics.iter().try_for_each(|(nic, _)| self.host.remote().know(nic))?;
         let neighbours = host::remote_neighbours(&subnets);
         let toe = self.daemon.as_ref().filter(|_| plan.toe).map(|daemon| daemon.toe_socket(&name));
-        let (memory_mib, rx_ring) = (GUEST_MEMORY_MIB, plan.rx_ring);
-        let spec = Spec { name, vmm, memory_mib, nics, neighbours, toe, rx_ring };
+        let (memory_mib, rx_ring, moves) = (GUEST_MEMORY_MIB, plan.rx_ring, None);
+        let spec = Spec { name, vmm, memory_mib, nics, neighbours, toe, rx_ring, moves };
         Guest::start(&spec, image, places)
     }
 }

@@ -152,8 +152,7 @@ impl Engine<'_> {
     pub fn set_elsewhere(&mut self, port: PortId, elsewhere: bool) {
         let Some(p) = self.port_mut(port) else { return };
         p.elsewhere = elsewhere;
-        let is_away = elsewhere && p.features.is_none();
-        self.networks.of_mut(port).set_away(port, is_away);
+        self.settle_away(port);
     }
 
     /// From now on the station `mac` is behind the overlay at `port`, whatever frames say, and no
@@ -221,7 +220,7 @@ impl Engine<'_> {
         self.flows.set_quota(port.0, guest.flows_max);
         if let Some(p) = self.port_mut(port) {
             p.vm.budget_pages = budget_pages;
-            p.vm.congestion_offload = guest.congestion_offload;
+            p.vm.set_congestion_offload(guest.congestion_offload);
             p.vm.congestion_control = guest.congestion_control;
             p.vm.mtu = mtu(&guest);
             (p.vm.local, p.vm.guest_ttl) = (guest.local, guest.guest_ttl);

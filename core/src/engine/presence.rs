@@ -60,7 +60,7 @@ impl Engine<'_> {
         }
     }
 
-    fn presence(&self, port: PortId) -> Option<Presence> {
+    pub(super) fn presence(&self, port: PortId) -> Option<Presence> {
         self.port(port).map(|p| p.vm.presence)
     }
 
@@ -101,10 +101,11 @@ impl Engine<'_> {
         }
     }
 
-    fn end_guest(&mut self, now: Instant, port: PortId, how: Presence) {
+    pub(super) fn end_guest(&mut self, now: Instant, port: PortId, how: Presence) {
         self.set_presence(port, how);
         self.walk(now, Deed::End, port);
         self.networks.of_mut(port).forget_learned(now, port);
+        self.settle_away(port);
     }
 
     /// A guest is there. Another one than before counts as there when the connections of that one

@@ -13,6 +13,7 @@ use crate::tcp::outbound::RemoteSack;
 use crate::tcp::outbound::departures::Departures;
 use crate::tcp::outbound::relayed::Relayed;
 use crate::tcp::receiver::window::Terms;
+use crate::tcp::vm::Presence;
 use crate::tcp::{FlowContext, Frame, RST_ACK};
 use crate::time::Instant;
 use crate::wire::edit::TcpEdit;
@@ -173,11 +174,12 @@ impl Flow {
         }
     }
 
-    /// EMIT-R for an RST. While the rings of G are stopped, G may already run on another host, and
-    /// the network would look for it here if a frame had its MAC (LIFE-07).
+    /// EMIT-R for an RST. While the rings of G are stopped, or about to stop because G moves, G may
+    /// already run on another host, and the network would look for it here if a frame had its MAC
+    /// (LIFE-07).
     pub(super) fn emit_reset(&mut self, cx: &mut FlowContext<'_, '_>, seq: u64) {
         self.emit_to_net(cx, seq, RST_ACK, None);
-        if cx.features.is_none()
+        if (cx.features.is_none() || cx.vm.presence == Presence::Moved)
             && let Some(mac) = cx.vm.host_mac
         {
             cx.out.set_last_source(mac);

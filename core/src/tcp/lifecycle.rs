@@ -398,6 +398,9 @@ impl Flow {
     /// LIFE-05: there is no G any more. A connection that owes nothing may go on elsewhere if it
     /// acknowledges late (LIFE-06), or if G is known to have moved (LIFE-16), so R is not told.
     pub(crate) fn on_guest_gone(&mut self, cx: &mut FlowContext<'_, '_>) {
+        if cx.vm.presence == Presence::Moved {
+            self.hand_back_now(cx); // where G is now, it has what R was not sent
+        }
         let may_go_on = self.receiver.is_late() || cx.vm.presence == Presence::Moved;
         let is_replaced = cx.vm.presence == Presence::Replaced;
         if self.is_live() && may_go_on && self.owes_nothing() {
@@ -438,7 +441,9 @@ impl Flow {
                 // R's view stands: `una` does not move by G's ACKs now (INV-07).
                 self.sender.on_ack_in_abort(tcp.ack.unwrap(self.sender.sent()));
                 self.standing.tell_guest(true);
-            } else if self.receiver.acks.may_answer_odd(cx.now, limits::ABORT_RST_INTERVAL) {
+            } else if cx.vm.presence != Presence::Moved // LIFE-07: its successor answers
+                && self.receiver.acks.may_answer_odd(cx.now, limits::ABORT_RST_INTERVAL)
+            {
                 let seq = tcp.ack.unwrap(self.outbound.sent());
                 self.emit_reset(cx, seq);
             }

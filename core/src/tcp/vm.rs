@@ -157,6 +157,8 @@ pub struct Vm {
     pub draining: bool,
     /// Its flows acknowledge late (LIFE-12).
     pub acknowledges_late: bool,
+    /// While it may migrate (LIFE-06): whether H is to send for its flows when that is over.
+    pub(crate) sends_after: Option<bool>,
     /// Its driver has begun anew while connections owed something (LIFE-04b).
     pub(crate) doubt: Option<Box<Doubt>>,
     /// When its rings stopped last.
@@ -254,6 +256,7 @@ impl Vm {
             congestion_control: _,
             draining: _,
             acknowledges_late: _,
+            sends_after: _,
             host_mac: _,
             budget_pages: _,
             mtu: _,
@@ -333,6 +336,7 @@ impl Vm {
             relayed_flows: 0,
             draining: false,
             acknowledges_late: false,
+            sends_after: None,
             host_mac: None,
             budget_pages: 0,
             reserved_pages: 0,
@@ -427,6 +431,27 @@ impl Vm {
 
     fn lendable(&self) -> u64 {
         self.spare().min((self.budget_pages / 2).saturating_sub(self.lent_pages))
+    }
+
+    /// It may migrate (LIFE-06).
+    #[must_use]
+    pub const fn migrates(&self) -> bool {
+        self.sends_after.is_some()
+    }
+
+    /// From now on it may migrate, so H begins to send for none of its flows; or not any more.
+    pub(crate) fn set_migrating(&mut self, migrates: bool) {
+        let wanted = self.sends_after.take().unwrap_or(self.congestion_offload);
+        self.sends_after = migrates.then_some(wanted);
+        self.congestion_offload = wanted && !migrates;
+    }
+
+    /// H is to send for its flows, as soon as it does not migrate.
+    pub(crate) fn set_congestion_offload(&mut self, on: bool) {
+        match &mut self.sends_after {
+            Some(wanted) => *wanted = on,
+            None => self.congestion_offload = on,
+        }
     }
 
     /// H controls congestion for the guest, so the guest may flood. H does not while it has no

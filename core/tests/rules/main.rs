@@ -27,6 +27,7 @@ mod lead;
 mod liberal;
 mod life;
 mod live_flow;
+mod migration;
 mod resume;
 mod sec;
 mod sender;

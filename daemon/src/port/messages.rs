@@ -28,6 +28,7 @@ pub(super) fn cost_of(message: &Message) -> u32 {
                 | Req::REM_MEM_REG
                 | Req::GET_INFLIGHT_FD
                 | Req::SET_INFLIGHT_FD
+                | Req::SET_LOG_BASE
         )
     );
     u32::from(maps)

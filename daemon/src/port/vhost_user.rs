@@ -43,7 +43,7 @@ use crate::timer::monotonic_now;
 use crate::vhost::device::{Device, DeviceQueue};
 use crate::vhost::features::{MTU_MIN, Offer};
 use crate::vhost::listener::{Access, ListenError, Listener};
-use crate::vhost::protocol::{self, Broken, Channel};
+use crate::vhost::protocol::{self, Broken, Channel, Message};
 use crate::vhost::ring::RingFault;
 use crate::vhost::session::Session;
 use crate::vhost::vring::Vring;
@@ -132,6 +132,8 @@ pub struct VhostUserPort<D: Device = Offer> {
     /// The offer for the next front-end.
     next_offer: D,
     connection: Option<(Channel, Session<D>)>,
+    /// A message that waits; see [`Event::Leaving`].
+    held: Option<Message>,
     events: VecDeque<Event>,
     stats: VhostUserStats,
     /// The process of the last front-end.
@@ -162,6 +164,7 @@ impl<D: Device> VhostUserPort<D> {
             offer,
             next_offer: offer,
             connection: None,
+            held: None,
             events: VecDeque::new(),
             stats: VhostUserStats::default(),
             vmm: 0,
@@ -295,14 +298,19 @@ impl<D: Device> VhostUserPort<D> {
         let _part = self.account.part();
         for _ in 0..MESSAGES_PER_TURN {
             let Some((channel, session)) = &mut self.connection else { return };
-            let (link, mut cost, mut is_alone) = (session.link(), 0, false);
-            let Some(shared) = spare::try_share() else { return };
-            let received = channel.receive();
-            drop(shared);
+            let (link, logs) = (session.link(), session.logs());
+            let (mut cost, mut is_alone) = (0, false);
+            let held = self.held.take().map(|message| Ok(Some(message)));
+            let may_leave = held.is_none();
+            let Some(received) = held.or_else(|| receive(channel)) else { return };
             let outcome = match received {
                 Ok(None) => return,
                 Ok(Some(message)) if !message.fds.is_empty() && self.account.owner.is_behind() => {
                     Err(Broken::Behind)
+                }
+                Ok(Some(message)) if may_leave && session.leaves_by(&message) => {
+                    self.held = Some(message);
+                    return self.events.push_back(Event::Leaving);
                 }
                 Ok(Some(message)) => {
                     debug!(
@@ -317,7 +325,7 @@ impl<D: Device> VhostUserPort<D> {
                 }
                 Err(broken) => Err(broken),
             };
-            if session.link() != link {
+            if session.link() != link || session.logs() != logs {
                 cost += messages::COST_OF_LINK;
             }
             cost += session.take_work();
@@ -338,6 +346,7 @@ impl<D: Device> VhostUserPort<D> {
                     if self.account.may_log() {
                         warn!(port = self.name, refusal, "a vhost-user message was refused");
                     }
+                    self.end_if(!may_leave);
                 }
                 Err(broken) => {
                     self.stats.refused += u64::from(matches!(broken, Broken::Refused { .. }));
@@ -352,6 +361,13 @@ impl<D: Device> VhostUserPort<D> {
             if is_alone {
                 return;
             }
+        }
+    }
+
+    /// A message was refused for which a VM has left.
+    fn end_if(&mut self, has_left: bool) {
+        if has_left {
+            self.disconnect("its VM has left, and the message was refused");
         }
     }
 
@@ -374,6 +390,8 @@ impl<D: Device> VhostUserPort<D> {
         if session.has_faulted() {
             self.stats.memory_faults += 1;
             self.disconnect("memory that it shares is missing (SIGBUS)");
+        } else if session.has_short_log() {
+            self.disconnect("its log of written pages is shorter than its memory");
         } else if session.has_blocked() {
             let seconds = self.account.ban(monotonic_now());
             self.stats.blocked += 1;
@@ -442,6 +460,12 @@ impl<D: Device> VhostUserPort<D> {
         if is_known { began_at == self.stopped_at } else { !began_at.contains(&0) }
     }
 
+    /// Whether a driver began on rings that ran elsewhere before: its guest did not boot here.
+    pub(crate) fn has_arrived(&self) -> bool {
+        let began_at = self.connection.as_ref().map(|(_, session)| session.began_at());
+        began_at.is_some_and(|began_at| began_at != [0; 2])
+    }
+
     /// Whether there may be one more line about this port; see [`Limit`].
     pub(crate) fn may_log(&mut self) -> bool {
         self.account.may_log()
@@ -478,6 +502,8 @@ impl<D: Device> VhostUserPort<D> {
         if self.account.may_log() {
             info!(port = self.name, reason, "the front-end disconnected");
         }
+        self.held = None;
+        let logged = session.logs();
         let (events, stopped_at) = session.close();
         if stopped_at != [0; 2] {
             self.stopped_at = stopped_at; // who had no rings says nothing of the guest
@@ -485,6 +511,9 @@ impl<D: Device> VhostUserPort<D> {
         self.events.extend(events);
         self.events.push_back(Event::Unwatch(channel.into_fd()));
         self.events.push_back(Event::Disconnected(reason.to_owned()));
+        if logged {
+            self.events.push_back(Event::Logs(false)); // the guest is not there to be spoken for
+        }
     }
 
     fn flush(&mut self, vring: usize) {
@@ -532,4 +561,10 @@ impl<D: Device> VhostUserPort<D> {
         self.events.extend(std::iter::from_fn(|| session.poll_event()));
         faults::raise(); // in the middle of a turn: the worker looks when it is over
     }
+}
+
+/// The next message; `None` while an operator needs a descriptor.
+fn receive(channel: &mut Channel) -> Option<Result<Option<Message>, Broken>> {
+    let _shared = spare::try_share()?;
+    Some(channel.receive())
 }

@@ -76,7 +76,9 @@ impl SocketsWorker {
                 Event::Connected
                 | Event::Disconnected(_)
                 | Event::RingStopped(_)
-                | Event::Rarp(_) => {}
+                | Event::Rarp(_)
+                | Event::Logs(_)
+                | Event::Leaving => {}
             }
         }
     }

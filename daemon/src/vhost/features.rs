@@ -37,6 +37,9 @@ pub mod bit {
     pub const STATUS: u64 = 1 << 16;
     /// VIRTIO_NET_F_MQ: several queue pairs.
     pub const MQ: u64 = 1 << 22;
+    /// VHOST_F_LOG_ALL: writes to guest memory are to be logged. Not the driver's, and no transport
+    /// feature.
+    pub const LOG_ALL: u64 = 1 << 26;
     /// VIRTIO_F_INDIRECT_DESC.
     pub const INDIRECT_DESC: u64 = 1 << 28;
     /// VIRTIO_F_EVENT_IDX.
@@ -66,10 +69,10 @@ const ALWAYS: u64 = bit::CSUM
 /// The protocol features we serve.
 ///
 /// BACKEND_REQ is there because UML 6.1 has no interrupt without it; we never send a request.
-/// LOG_SHMFD is not (no live migration yet), nor is anything that would make us need the guest's
-/// page tables.
+/// Nothing is there that would make us need the guest's page tables, and no postcopy.
 const PROTOCOL: Protocol = Protocol::MQ
     .union(Protocol::RARP)
+    .union(Protocol::LOG_SHMFD)
     .union(Protocol::REPLY_ACK)
     .union(Protocol::MTU)
     .union(Protocol::BACKEND_REQ)
@@ -114,7 +117,7 @@ impl Device for Offer {
     /// MQ and MTU depend on it. MQ without the control queue fails Linux's probe, and the control
     /// queue is the front-end's business: QEMU has one and negotiates the MQ protocol feature, UML
     /// hands every queue to us and does not. GUEST_ANNOUNCE needs the control queue as well and is
-    /// left out; SEND_RARP does its job.
+    /// left out; SEND_RARP does its job. LOG_ALL is nothing without the log's memory.
     fn features(&self, protocol: Protocol) -> u64 {
         let mut features = ALWAYS;
         if self.mac.is_some() {
@@ -125,6 +128,9 @@ impl Device for Offer {
         }
         if self.queue_pairs > 1 && protocol.contains(Protocol::MQ) {
             features |= bit::MQ;
+        }
+        if protocol.contains(Protocol::LOG_SHMFD) {
+            features |= bit::LOG_ALL;
         }
         features
     }

@@ -31,6 +31,7 @@ use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
+use super::dirty::DirtyLog;
 use super::queue::WORK_PER_TURN;
 use crate::charges;
 use crate::closer::{self, Foreign, Owner};
@@ -282,7 +283,7 @@ struct Region {
 /// Whether a file's pages are its storage. Only the files of tmpfs and hugetlbfs, memfds among
 /// them, know of seals (fcntl(2)); unlike that of `fstat` the question is never passed to a file
 /// system.
-fn is_memory(file: impl AsFd) -> bool {
+pub(super) fn is_memory(file: impl AsFd) -> bool {
     fcntl_get_seals(file).is_ok()
 }
 
@@ -324,6 +325,8 @@ impl Region {
 #[derive(Debug, Default)]
 pub struct GuestMemory {
     regions: Vec<Region>,
+    /// Where writes are marked, while its VM may migrate.
+    log: Option<Arc<DirtyLog>>,
     /// Where the last access was; nearly always where the next one is.
     hot: Cell<usize>,
     /// The page that was touched last: its address divided by its size.
@@ -416,6 +419,40 @@ impl GuestMemory {
         Ok((region.file, region.len))
     }
 
+    /// Marks writes there from now on, or nowhere.
+    pub(super) fn set_log(&mut self, log: Option<Arc<DirtyLog>>) {
+        self.log = log;
+    }
+
+    /// `len` bytes at a *guest* address were written.
+    #[inline]
+    pub(super) fn mark(&self, guest: u64, len: usize) {
+        if let Some(log) = &self.log {
+            self.mark_in(log, guest, len);
+        }
+    }
+
+    /// A page of the log may be touched for the first time, too: that is work as well.
+    #[cold]
+    fn mark_in(&self, log: &DirtyLog, guest: u64, len: usize) {
+        if !watchdog::searches() {
+            return log.mark(guest, len);
+        }
+        let begin = monotonic_now();
+        log.mark(guest, len);
+        let time = monotonic_now().since(begin);
+        if time > TOUCHED {
+            self.clearing.set(self.clearing.get() + time);
+        }
+    }
+
+    /// The *guest* address of a *user* address.
+    #[must_use]
+    pub(super) fn guest_of(&self, user: u64) -> Option<u64> {
+        let region = self.regions.iter().find(|r| r.user <= user && user - r.user < r.len)?;
+        Some(region.guest + (user - region.user))
+    }
+
     /// The window behind a *user* address, for rings; all in one region, aligned to `align`.
     #[must_use]
     pub fn window(&self, user: u64, len: usize, align: usize) -> Option<Window> {
@@ -442,6 +479,7 @@ impl GuestMemory {
             let at = guest.checked_add(done as u64)?;
             let slice = self.slice(at, bytes.len() - done)?;
             slice.copy_from(&bytes[done..]);
+            self.mark(at, slice.len());
             done += slice.len();
         }
         Some(())

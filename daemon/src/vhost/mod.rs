@@ -11,7 +11,8 @@
 //! Read in this order: [`session`] (messages, and when a ring runs), [`ring`] (one split
 //! virtqueue), [`queue`] (frames in and out of it; [`packets`] is that for sockets). Below them:
 //! [`protocol`] (messages on a socket), [`guest_mem`] (mapped memory), [`vring`] (a queue's
-//! descriptors), [`inflight`] (the log for a restart), [`device`] (the kinds of devices),
+//! descriptors), [`inflight`] (the log for a restart), [`dirty`] (that of
+//! written pages, for a migration), [`device`] (the kinds of devices),
 //! [`features`] and [`vsock`] (their offers). The port around it is `port::vhost_user`.
 //!
 //! # Whom we trust
@@ -28,6 +29,7 @@
 //! 3. **The operator** chose who may connect, by the socket's owner and mode.
 
 pub mod device;
+pub mod dirty;
 pub mod features;
 pub mod guest_mem;
 pub mod inflight;
@@ -86,6 +88,12 @@ pub enum Event {
         /// How.
         fault: ring::RingFault,
     },
+    /// The front-end wants a log of written pages, as it does when its VM begins to migrate; or
+    /// none any more, because the migration was called off.
+    Logs(bool),
+    /// The front-end is about to stop the rings of a VM that may migrate. The message waits until
+    /// `VhostUserPort::handle_connection` is called again.
+    Leaving,
     /// A migrated guest is here now: broadcast a RARP from its MAC.
     Rarp([u8; 6]),
 }

@@ -385,6 +385,7 @@ fn write_single(
         to.copy_from(part);
         len = part.len();
     }
+    memory.mark(buffer.guest, total);
     true
 }
 

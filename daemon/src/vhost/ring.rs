@@ -12,10 +12,12 @@
 //!    says where a successor goes on, and a ring is started there.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use vm_memory::VolatileMemory;
 
+use super::dirty::DirtyLog;
 use super::guest_mem::{GuestMemory, Window};
 use super::inflight::InflightQueue;
 
@@ -102,6 +104,8 @@ struct Areas {
     desc: Window,
     avail: Window,
     used: Window,
+    /// The guest address of the used ring.
+    used_guest: u64,
 }
 
 impl Areas {
@@ -111,6 +115,7 @@ impl Areas {
             desc: memory.window(addrs.desc, DESC_LEN * n, 16)?,
             avail: memory.window(addrs.avail, 6 + 2 * n, 2)?,
             used: memory.window(addrs.used, 6 + 8 * n, 4)?,
+            used_guest: memory.guest_of(addrs.used)?,
         })
     }
 }
@@ -136,6 +141,8 @@ pub struct Ring {
     /// Chains that a crashed predecessor had taken and not completed, oldest first.
     retry: VecDeque<u16>,
     inflight: Option<InflightQueue>,
+    /// Where writes to the used ring are marked, while the VM may migrate.
+    log: Option<Arc<DirtyLog>>,
 }
 
 impl Ring {
@@ -169,6 +176,7 @@ impl Ring {
             offered_max: 0,
             retry,
             inflight,
+            log: None,
         })
     }
 
@@ -214,6 +222,19 @@ impl Ring {
     pub fn remap(&mut self, memory: &GuestMemory, addrs: RingAddrs) -> Result<(), RingFault> {
         self.areas = Areas::map(memory, addrs, self.size).ok_or(RingFault::OutsideMemory)?;
         Ok(())
+    }
+
+    /// Marks writes there from now on, or nowhere.
+    pub(super) fn set_log(&mut self, log: Option<Arc<DirtyLog>>) {
+        self.log = log;
+    }
+
+    /// `len` bytes of the used ring were written.
+    #[inline]
+    fn mark_used(&self, at: usize, len: usize) {
+        if let Some(log) = &self.log {
+            log.mark(self.areas.used_guest.wrapping_add(at as u64), len);
+        }
     }
 
     /// Takes over features that were negotiated while the ring runs.
@@ -288,6 +309,7 @@ impl Ring {
         let element = [u32::from(head).to_le(), written.to_le()];
         let slice = self.areas.used.slice(4 + 8 * slot, 8).ok_or(RingFault::OutsideMemory)?;
         slice.get_ref::<[u32; 2]>(0).map_err(|_| RingFault::OutsideMemory)?.store(element);
+        self.mark_used(4 + 8 * slot, 8);
         self.next_used = self.next_used.wrapping_add(1);
         if let Some(log) = &mut self.inflight {
             log.complete(head);
@@ -304,6 +326,7 @@ impl Ring {
         if let Some(idx) = self.areas.used.u16_at(2) {
             // Release: the elements are there before the index that covers them.
             idx.store(self.next_used.to_le(), Ordering::Release);
+            self.mark_used(2, 2);
         }
         self.published_used = self.next_used;
         if let Some(log) = &mut self.inflight {
@@ -397,6 +420,7 @@ impl Ring {
     fn set_device_word(&self, at: usize, value: u16) {
         if let Some(word) = self.areas.used.u16_at(at) {
             word.store(value.to_le(), Ordering::Relaxed);
+            self.mark_used(at, 2);
         }
     }
 }

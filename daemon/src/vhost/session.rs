@@ -10,6 +10,7 @@
 //! | size, addresses and kick descriptor are set | GET_VRING_BASE takes the kick descriptor away |
 //! | SET_FEATURES came | before that the header length is not known |
 //! | its areas are in guest memory | a memory table may come late, or change |
+//! | no log of writes is wanted, or one is mapped | else writes would be unmarked (LIFE-15) |
 //! | it is enabled, or PROTOCOL_FEATURES was not negotiated | specification, "Ring states" |
 //!
 //! It does not wait for the first kick, because after a restart of the daemon under a running guest
@@ -17,19 +18,22 @@
 //! disabled transmit ring would be discarded, but UML disables rings whose memory it is about to
 //! free.
 
+mod logs;
+
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use nightporter_core::port::PortFeatures;
 use vhost::vhost_user::message::{
-    FrontendReq as Req, VhostUserConfig, VhostUserInflight, VhostUserMemory, VhostUserMemoryRegion,
+    FrontendReq as Req, VhostUserConfig, VhostUserMemory, VhostUserMemoryRegion,
     VhostUserProtocolFeatures as Protocol, VhostUserSingleMemoryRegion, VhostUserVringAddr,
     VhostUserVringState,
 };
 use vm_memory::ByteValued;
 
 use super::device::{Device, DeviceQueue};
+use super::dirty::DirtyLog;
 use super::features::{self, MTU_MIN, Offer, bit};
 use super::guest_mem::{self, GuestMemory, MemError, REGIONS_MAX};
 use super::inflight::InflightLog;
@@ -72,6 +76,9 @@ pub struct Session<D: Device = Offer> {
     /// How much of its memory it may share.
     share: Share,
     inflight: Option<InflightLog>,
+    /// SET_LOG_BASE since the rings last stopped: a VMM whose guest reboots in mid-migration starts
+    /// the rings again before it passes another log, and frees this one.
+    log: Option<Arc<DirtyLog>>,
     /// Never written to; UML resets the device when it closes.
     backend_req: Option<Foreign>,
     /// How its descriptors behave.
@@ -98,6 +105,7 @@ impl<D: Device> Session<D> {
             layout: features::layout(0),
             share: Share::default(),
             inflight: None,
+            log: None,
             backend_req: None,
             conduct: Arc::default(),
             work: 0,
@@ -197,6 +205,7 @@ impl<D: Device> Session<D> {
             self.replace_kick(index, Kick::None);
         }
         self.set_link(None);
+        self.put_log(None);
         self.share.note(&self.memory, &GuestMemory::default());
         let stopped_at = self.of_first_pair(|vring| vring.base);
         (self.events, stopped_at)
@@ -205,7 +214,7 @@ impl<D: Device> Session<D> {
     /// Whether memory that the front-end gave us was not there when it was used.
     #[must_use]
     pub(crate) fn has_faulted(&self) -> bool {
-        self.memory.has_faulted() || self.inflight.as_ref().is_some_and(InflightLog::has_faulted)
+        self.memory.has_faulted() || self.have_logs_faulted()
     }
 
     /// Whether a descriptor of the front-end kept us waiting.
@@ -245,6 +254,9 @@ impl<D: Device> Session<D> {
             Req::GET_CONFIG => self.config(message)?,
             Req::GET_VRING_BASE => self.stop_vring(message)?,
             Req::GET_INFLIGHT_FD => self.create_inflight(message)?,
+            Req::SET_LOG_BASE if self.protocol.contains(Protocol::LOG_SHMFD) => {
+                self.set_log(message)?
+            }
             _ => return Ok(None),
         }))
     }
@@ -268,6 +280,8 @@ impl<D: Device> Session<D> {
             }
             Req::SET_INFLIGHT_FD => self.set_inflight(message),
             Req::SET_BACKEND_REQ_FD => self.set_backend_req(message),
+            // It may be told of marks there. Front-ends that we know look for them by themselves.
+            Req::SET_LOG_FD if self.protocol.contains(Protocol::LOG_SHMFD) => Ok(()),
             Req::NET_SET_MTU | Req::SEND_RARP if !self.offer.is_network_card() => {
                 Err(Refusal::Unsupported(message.code))
             }
@@ -299,21 +313,12 @@ impl<D: Device> Session<D> {
         let state: VhostUserVringState = message.body(0)?;
         let index = self.index(state.index)?;
         self.stop(index);
+        self.check_log()?;
         self.replace_kick(index, Kick::None);
+        self.forget_log();
         self.settle();
         let base = u32::from(self.vrings[index].base);
         Ok(Reply::of(VhostUserVringState::new(state.index, base)))
-    }
-
-    fn create_inflight(&self, message: &Message) -> Result<Reply, Refusal> {
-        let mut spec: VhostUserInflight = message.body(0)?;
-        if usize::from(spec.num_queues) > self.vrings.len() || spec.queue_size > QUEUE_SIZE_MAX {
-            return Err(Refusal::Value("more or larger queues than the device has"));
-        }
-        let (file, len) = InflightLog::create(spec.num_queues, spec.queue_size)?;
-        spec.mmap_size = len;
-        spec.mmap_offset = 0;
-        Ok(Reply { payload: spec.as_slice().to_vec(), fd: Some(file) })
     }
 
     fn set_features(&mut self, features: u64) -> Result<(), Refusal> {
@@ -321,7 +326,7 @@ impl<D: Device> Session<D> {
         if extra != 0 {
             return Err(Refusal::Features(extra));
         }
-        self.features = Some(features);
+        self.put_features(Some(features));
         self.layout = features::layout(features);
         for queue in self.vrings.iter_mut().filter_map(|v| v.queue.as_mut()) {
             queue.ring().set_features(features::ring_features(features));
@@ -459,14 +464,6 @@ impl<D: Device> Session<D> {
         Ok(())
     }
 
-    fn set_inflight(&mut self, mut message: Message) -> Result<(), Refusal> {
-        let spec: VhostUserInflight = message.body(0)?;
-        let file = message.take_fd()?;
-        self.check_seal(&file)?;
-        self.inflight = Some(InflightLog::open(file, &spec)?);
-        Ok(())
-    }
-
     fn set_backend_req(&mut self, mut message: Message) -> Result<(), Refusal> {
         self.backend_req = Some(message.take_fd()?);
         Ok(())
@@ -504,8 +501,9 @@ impl<D: Device> Session<D> {
             self.vrings[index].enabled = false;
             self.vrings[index].addrs = None;
         }
-        self.features = None;
+        self.put_features(None);
         self.status = 0;
+        self.forget_log();
     }
 
     /// Starts the rings that can run, stops those that cannot, and reports whether the link is up.
@@ -513,7 +511,9 @@ impl<D: Device> Session<D> {
         for index in 0..self.vrings.len() {
             let vring = &self.vrings[index];
             let features = self.features.filter(|f| {
-                vring.is_configured() && (vring.enabled || f & bit::PROTOCOL_FEATURES == 0)
+                vring.is_configured()
+                    && (vring.enabled || f & bit::PROTOCOL_FEATURES == 0)
+                    && (self.log.is_some() || f & bit::LOG_ALL == 0)
             });
             match features {
                 Some(features) if vring.queue.is_none() => self.start(index, features),
@@ -521,6 +521,7 @@ impl<D: Device> Session<D> {
                 Some(_) => {}
             }
         }
+        self.settle_log();
         self.settle_link();
     }
 

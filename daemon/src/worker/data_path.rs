@@ -14,6 +14,7 @@ use nix::sys::epoll::Epoll;
 use super::attached::AttachedTaps;
 use super::guests::Announcement;
 use super::heartbeats::Heartbeats;
+use super::leaving::Leaving;
 use super::ports::WorkerPorts;
 use super::sockets::Sockets;
 use super::unshared::Unshared;
@@ -51,6 +52,8 @@ pub(super) struct DataPath {
     pub(super) front_ends: VecDeque<Token>,
     /// Announcements of VMMs for VMs in several VLANs that were not told in all of them yet.
     pub(super) announcements: VecDeque<Announcement>,
+    /// VMs whose VMMs stop their rings, because they migrate.
+    pub(super) leaving: Vec<Leaving>,
     /// Guests that have posted no buffer yet.
     pub(super) unshared: Unshared,
     /// `faults::count` when ports were last looked at for it.
@@ -76,6 +79,7 @@ impl DataPath {
             polled: Resting::for_at_most(POLL_INTERVAL),
             front_ends: VecDeque::new(),
             announcements: VecDeque::new(),
+            leaving: vec![],
             unshared: Unshared::default(),
             faults_seen: 0,
             overlays: BTreeMap::new(),
@@ -162,6 +166,7 @@ impl DataPath {
         }
         self.forget_sources(|token| matches!(token, Token::Guest(port, _) if *port == id.0));
         self.announcements.retain(|it| it.port != id);
+        self.leaving.retain(|it| it.port != id);
         self.unshared.on_link(self.ports.now, id, false);
         self.heartbeats.forget(id);
         self.booster.forget(id);

@@ -70,7 +70,8 @@ impl DataPath {
             match self.front_ends.pop_front() {
                 Some(token @ Token::Guest(port, source)) => {
                     let port = PortId(port);
-                    if matches!(source, Source::Listener) && self.engine.is_ending(port) {
+                    let ends = matches!(source, Source::Listener) && self.engine.is_ending(port);
+                    if ends || self.is_leaving(port) {
                         self.front_ends.push_back(token); // after whom was there before
                         continue;
                     }
@@ -104,6 +105,7 @@ impl DataPath {
                     let _ = epoll.delete(&fd);
                 }
                 Event::Link(features) => {
+                    let arrives = features.is_some() && guest.port.has_arrived();
                     if features.is_some() && guest.port.has_same_guest() {
                         self.engine.handle_guest_back(port); // LIFE-16
                     }
@@ -112,17 +114,29 @@ impl DataPath {
                         tracing::info!(vm, up = features.is_some(), "link");
                     }
                     self.turn.set_features(now, &mut self.engine, port, features);
+                    if arrives {
+                        self.announce_arrival(now, port);
+                    }
                     self.unshared.on_link(now, port, features.is_some());
                     let listeners = features.and_then(|_| self.sockets.listeners_of(port));
                     let name = self.ports.of(port).name.clone();
                     self.links.insert(name, (features.is_some(), listeners));
                 }
+                Event::Logs(migrates) => {
+                    if guest.port.may_log() {
+                        let vm = &self.ports.of(port).name;
+                        tracing::info!(vm, migrates, "the VMM logs written pages");
+                    }
+                    self.engine.set_migrating(now, port, migrates);
+                }
+                Event::Leaving => self.begin_leaving(port),
                 Event::RingStarted(_) => self.turn.wake(port),
                 Event::Connected => self.booster.set_vmm(port, guest.port.vmm()),
                 Event::RingStopped(_) | Event::RingBroken { .. } => {}
                 // The next front-end has another guest, or goes on with this one (LIFE-16).
                 Event::Disconnected(_) => {
                     self.booster.set_vmm(port, 0);
+                    self.leaving.retain(|it| it.port != port);
                     self.engine.handle_guest_gone(now, port);
                 }
                 Event::Rarp(mac) => self.announce(now, port, mac),
@@ -194,6 +208,14 @@ impl DataPath {
     /// A VM was banned by the sockets' worker: ports are looked at after this turn.
     pub(super) const fn look_again(&mut self) {
         self.faults_seen = u64::MAX;
+    }
+
+    /// A guest that ran before is here, and VMMs may leave it to it to say so.
+    fn announce_arrival(&mut self, now: Instant, port: PortId) {
+        let guest = self.engine.port_config(port).and_then(PortConfig::as_guest);
+        if let Some(mac) = guest.and_then(|guest| guest.mac) {
+            self.announce(now, port, mac);
+        }
     }
 
     /// Broadcasts a reverse ARP from `mac`, which teaches switches where a migrated guest is now.

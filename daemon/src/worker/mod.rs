@@ -13,6 +13,7 @@ mod data_path;
 mod executor;
 mod guests;
 mod heartbeats;
+mod leaving;
 pub(crate) mod orders;
 mod ports;
 mod sockets;
@@ -252,6 +253,7 @@ impl Worker {
         self.path.note_caught_up();
         self.path.poll_attached(now);
         self.path.handle_faults(now, &self.epoll);
+        self.path.go_on_leaving(now, &self.epoll); // none whose memory was not there
         self.path.wake_resting(now, &self.epoll);
         self.path.go_on_announcing(now);
         self.path.look_for_buffers(now);
@@ -262,7 +264,15 @@ impl Worker {
         self.path.booster.after_turn(now, &mut self.path.engine);
         self.executor.after_turn(now, &self.epoll, &mut self.path);
         let DataPath {
-            engine, booster, heartbeats, resting, polled, announcements, unshared, ..
+            engine,
+            booster,
+            heartbeats,
+            resting,
+            polled,
+            announcements,
+            leaving,
+            unshared,
+            ..
         } = &self.path;
         let deadlines = [
             engine.poll_timeout(),
@@ -270,6 +280,7 @@ impl Worker {
             resting.poll_timeout(),
             polled.poll_timeout(),
             announcements.front().map(|it| it.next),
+            (!leaving.is_empty()).then_some(now),
             unshared.poll_timeout(),
             booster.poll_timeout(),
             self.executor.poll_timeout(&self.path),

@@ -86,6 +86,7 @@ impl DataPath {
             congestion_offload: vm.congestion_offload,
             controls_congestion: vm.controls_congestion(now),
             draining: vm.draining,
+            migrating: vm.migrates(),
             rate_limit_from_guest_mbit_s: self.rate_limit_mbit_s(id, Direction::FromGuest),
             rate_limit_to_guest_mbit_s: self.rate_limit_mbit_s(id, Direction::ToGuest),
             owed_flows: vm.owing_flows.into(),

@@ -87,10 +87,7 @@ impl World {
     }
 
     pub(crate) fn guest_sends(&mut self, seq: u32, ack: u32, payload: &[u8]) {
-        let (seq, ack) = (ISN_G.wrapping_add(seq), ISN_R.wrapping_add(ack));
-        let segment =
-            Segment { flags: ACK, seq, ack, window: 64_000, payload, ..Segment::default() };
-        self.guest.send_plain(&segment.frame(G, R));
+        self.guest.send_plain(&of_guest(seq, ack, payload));
     }
 
     pub(crate) fn at_guest(&mut self) -> Seen {
@@ -137,6 +134,13 @@ impl World {
             other => panic!("{other:?}"),
         }
     }
+}
+
+/// A segment of G.
+fn of_guest(seq: u32, ack: u32, payload: &[u8]) -> Vec<u8> {
+    let (seq, ack) = (ISN_G.wrapping_add(seq), ISN_R.wrapping_add(ack));
+    let segment = Segment { flags: ACK, seq, ack, window: 64_000, payload, ..Segment::default() };
+    segment.frame(G, R)
 }
 
 /// A broadcast that says where a station is.
@@ -236,6 +240,22 @@ fn life_16_a_guest_whose_vmm_is_another_one_keeps_its_connections_if_its_rings_g
     world.remote_sends(1001, 6, b"more");
     assert_eq!(world.at_remote().flags, ACK);
     assert_eq!(world.at_guest().payload, b"more");
+}
+
+#[test]
+fn life_06_when_the_vmm_is_answered_the_remote_has_all_that_this_host_says_of_a_vm_that_moves() {
+    for acknowledged in [1, 1001] {
+        let mut world = World::connected("");
+        world.hold_1000_bytes();
+        world.guest.begins_to_migrate(PLAIN);
+        world.guest.stops_behind(&of_guest(6, acknowledged, b"last"));
+        // Nothing is waited for: it is there now.
+        let told: Vec<_> = world.remote.received().iter().map(|frame| parse(frame)).collect();
+        assert_eq!(told[0].payload, b"last");
+        let resets: Vec<_> = told.iter().map(|seen| seen.flags & RST != 0).collect();
+        let owes = acknowledged == 1;
+        assert_eq!(resets, if owes { vec![false, true] } else { vec![false] }, "{told:?}");
+    }
 }
 
 #[test]

@@ -215,6 +215,30 @@ impl Guest {
         set_up(&self.stream, features, &self.ram, &rings);
     }
 
+    /// Its VMM begins to migrate it: it wants to know which pages are written.
+    pub(crate) fn begins_to_migrate(&self, features: u64) {
+        let log = Ram::new(usize::try_from((GUEST_BASE + RAM_LEN) >> 15).unwrap());
+        let protocol = 1 << 1 | 1 << 3_u64; // LOG_SHMFD, REPLY_ACK
+        tell(&self.stream, Req::SET_PROTOCOL_FEATURES, &u64::to_ne_bytes(protocol), &[]);
+        let spec = [log.len() as u64, 0].map(u64::to_ne_bytes).concat();
+        tell(&self.stream, Req::SET_LOG_BASE, &spec, &[log.fd().as_fd()]);
+        tell(&self.stream, Req::SET_FEATURES, &(features | bit::LOG_ALL).to_ne_bytes(), &[]);
+    }
+
+    /// Its vCPUs stand after it has offered this frame; then its VMM takes its rings away.
+    pub(crate) fn stops_behind(&mut self, frame: &[u8]) {
+        let bytes = [&[0; VirtioNetHdr::LEN_MRG][..], frame].concat();
+        self.ram.write(TX_FRAMES, &bytes);
+        self.tx.offer(&[(TX_FRAMES, u32::try_from(bytes.len()).unwrap())], 0);
+        for (index, driver) in [(0, &self.rx), (1, &self.tx)] {
+            say(&self.stream, Req::GET_VRING_BASE, 0, &state(index, 0), &[]);
+            let mut reply = [0; 20];
+            (&self.stream).read_exact(&mut reply).unwrap();
+            assert_eq!(reply[16..], u32::from(used(driver)).to_ne_bytes());
+        }
+        assert_eq!(used(&self.tx), self.tx.avail_idx, "its last frame was taken");
+    }
+
     /// Its VMM says that it has just been moved here.
     pub(crate) fn is_announced(&self, mac: [u8; 6]) {
         tell(&self.stream, Req::SEND_RARP, &[&mac[..], &[0; 2]].concat(), &[]);

@@ -6,6 +6,7 @@
 //! `driver` is an independent split-ring driver; it shares no code with the rings under test.
 
 mod data;
+mod dirty;
 #[allow(dead_code)] // shared with other tests, which use more of it
 mod driver;
 mod foreign;

@@ -379,6 +379,8 @@ pub(crate) fn text(event: &Event) -> String {
         Event::RingStarted(vring) => format!("started {vring}"),
         Event::RingStopped(vring) => format!("stopped {vring}"),
         Event::RingBroken { vring, fault } => format!("broken {vring}: {fault:?}"),
+        Event::Logs(on) => format!("logs {on}"),
+        Event::Leaving => "leaving".to_owned(),
         Event::Rarp(mac) => format!("rarp {mac:?}"),
         Event::Connected => "connected".to_owned(),
         Event::Disconnected(_) => "disconnected".to_owned(),

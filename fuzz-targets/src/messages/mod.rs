@@ -176,6 +176,8 @@ impl Host {
                 Event::RingStarted(n) => self.turns(n, true),
                 Event::RingStopped(n) => self.turns(n, false),
                 Event::Rest(source) => self.port.go_on(source), // a second later
+                // A message that waited is taken with the next ones, as late as the worker may.
+                Event::Leaving | Event::Logs(_) => {}
                 Event::RingBroken { .. } | Event::Rarp(_) | Event::Poll => {}
             }
         }
