@@ -85,7 +85,7 @@ pub struct Plan {
     /// Changes that only a restart can make: a command with one is refused, and a reload leaves
     /// them for the restart.
     pub needs_restart: Vec<String>,
-    /// The section of a configuration file for the VM that is added.
+    /// The section of a configuration file for the VM that is added; none if a file has it.
     #[serde(default)]
     pub section: Option<String>,
     /// It has been done.

@@ -11,14 +11,14 @@ use anyhow::{Error, Result, anyhow, bail};
 use clap::{Args, Subcommand};
 use nightporter_api::{Change, Plan, PortStatus, Reply, Request, Status};
 
-use super::{Client, names, print, status, unexpected};
+use super::{CONTROL, Client, names, print, status, unexpected};
 use crate::advise::span;
 use crate::client::Refused;
 
 /// How long a change may take before the daemon is asked whether it still answers.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Where the daemon that is installed reads VMs of their own files.
+/// Where the daemon at [`CONTROL`] reads VMs of their own files.
 const CONF_DIR: &str = "/etc/nightporter/conf.d";
 
 /// Whether the change is made.
@@ -30,18 +30,35 @@ pub(crate) struct Dry {
 }
 
 /// Whether the change outlasts the daemon.
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub(crate) struct Save {
     /// It holds after a restart, too: a VM that comes is written into a file of its own in DIR
     /// (`conf.d` beside the daemon's configuration file), which a reload reads; the file of one
-    /// that goes is removed. Needs the right to write there.
+    /// that goes is removed. Needs the right to write there. With another --control DIR must be
+    /// given.
     #[arg(long = "save", value_name = "DIR", num_args = 0..=1, require_equals = true,
-          default_missing_value = CONF_DIR, conflicts_with = "dry_run")]
-    dir: Option<PathBuf>,
+          conflicts_with = "dry_run")]
+    dir: Option<Option<PathBuf>>,
+}
+
+impl Save {
+    /// The directory, if it outlasts the daemon.
+    ///
+    /// # Errors
+    /// None is given, and the daemon is not the one of the default.
+    fn dir(self, control: &Path) -> Result<Option<PathBuf>> {
+        if self.dir == Some(None) && control != Path::new(CONTROL) {
+            bail!(
+                "--save alone is {CONF_DIR}, and --control names another daemon\n    \
+                 fix: --save=DIR/conf.d, where DIR is that of its --config"
+            );
+        }
+        Ok(self.dir.map(|dir| dir.unwrap_or_else(|| CONF_DIR.into())))
+    }
 }
 
 /// A change of a VM, and how it is made.
-pub(crate) type Wanted = (Change, Dry, Option<PathBuf>);
+pub(crate) type Wanted = (Change, Dry, Save);
 
 /// The changes of `nightporter vm`.
 #[derive(Debug, Subcommand)]
@@ -109,7 +126,7 @@ impl Attach {
         let tap = ("tap".into(), self.tap.clone());
         let keys: Vec<_> = [tap].into_iter().chain(self.keys.iter().cloned()).collect();
         let change = Change::AddVm { name: self.tap.clone(), keys: map(&keys)? };
-        Ok((change, self.dry, self.save.dir.clone()))
+        Ok((change, self.dry, self.save.clone()))
     }
 }
 
@@ -143,7 +160,7 @@ impl Detach {
         };
         let drain_ms = self.drain.map(|time| u64::try_from(time.as_millis()).expect("a day"));
         let change = Change::RemoveVm { name: port.name.clone(), drain_ms };
-        Ok((change, self.dry, self.save.dir.clone()))
+        Ok((change, self.dry, self.save.clone()))
     }
 }
 
@@ -199,14 +216,14 @@ impl OfVm {
         Ok(match self {
             Self::Add { name, keys, dry, save } => {
                 let change = Change::AddVm { name: name.clone(), keys: map(keys)? };
-                (change, *dry, save.dir.clone())
+                (change, *dry, save.clone())
             }
             Self::Set { name, keys, dry } => {
-                (Change::SetVm { name: name.clone(), keys: map(keys)? }, *dry, None)
+                (Change::SetVm { name: name.clone(), keys: map(keys)? }, *dry, Save::default())
             }
             Self::Remove { name, dry, save } => {
                 let change = Change::RemoveVm { name: name.clone(), drain_ms: None };
-                (change, *dry, save.dir.clone())
+                (change, *dry, save.clone())
             }
         })
     }
@@ -239,17 +256,17 @@ pub(crate) fn of_vm(
     connect: impl Fn() -> Result<Client>,
     control: &Path,
     json: bool,
-    (change, dry, dir): Wanted,
+    (change, dry, save): Wanted,
 ) -> Result<()> {
-    match (dir, &change) {
+    match (save.dir(control)?, &change) {
         (Some(dir), Change::AddVm { name, .. }) => {
             let name = name.clone();
-            save(connect, control, json, (&name, &dir), change)
+            self::save(connect, control, json, (&name, &dir), change)
         }
         (Some(dir), Change::RemoveVm { name, .. }) => {
             let path = file_of(name, &dir);
-            let text = own_text(name, &path)?;
-            remove(connect()?, control, json, (&path, &text), change)
+            must_be_own(name, &path)?;
+            remove(connect()?, control, json, &path, change)
         }
         _ => self::change(connect()?, control, json, (change, dry)),
     }
@@ -260,11 +277,11 @@ fn file_of(name: &str, dir: &Path) -> PathBuf {
     dir.join(format!("{name}.toml"))
 }
 
-/// The text of a VM's own file.
+/// The file is a VM's own.
 ///
 /// # Errors
-/// There is no such file, or it has more than this VM.
-fn own_text(name: &str, path: &Path) -> Result<String> {
+/// There is no such file, or it may have more than this VM.
+fn must_be_own(name: &str, path: &Path) -> Result<()> {
     let fix = format!(
         "take VM {name} out of the file that has it, and `nightporter reload`; if none has it, \
          leave out --save"
@@ -272,30 +289,29 @@ fn own_text(name: &str, path: &Path) -> Result<String> {
     let shown = path.display();
     let text = fs::read_to_string(path)
         .map_err(|e| anyhow!("cannot read {shown}: {e}\n    fix: {fix}"))?;
-    let is_section = |line: &&str| line.starts_with('[');
-    let is_its = text.lines().any(|line| line == format!("name = \"{name}\""));
-    if !is_its || text.lines().filter(is_section).ne(["[[vm]]"]) {
+    let lines = text.lines().map(str::trim);
+    let mut lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let begins = lines.next() == Some("[[vm]]");
+    let has_others = lines.clone().any(|line| line.starts_with('['));
+    if !begins || has_others || !lines.any(|line| line == format!("name = \"{name}\"")) {
         bail!("{shown} has more than VM {name}, or another\n    fix: {fix}");
     }
-    Ok(text)
+    Ok(())
 }
 
-/// Removes a VM and its file, which has this text; or neither.
-fn remove(
-    client: Client,
-    control: &Path,
-    json: bool,
-    (path, text): (&Path, &str),
-    change: Change,
-) -> Result<()> {
-    fs::remove_file(path).map_err(not_written(path))?;
-    let removed = self::change(client, control, json, (change, Dry { dry_run: false }));
-    let Err(e) = removed else { return Ok(()) };
-    if !e.is::<Refused>() {
-        return Err(e.context(format!("{} is removed, and the VM may be", path.display())));
-    }
-    write_new(path, |file| file.write_all(text.as_bytes()))?;
-    Err(e)
+/// Removes a VM, and then its file: whoever interrupts it keeps the file.
+fn remove(client: Client, control: &Path, json: bool, path: &Path, change: Change) -> Result<()> {
+    let shown = path.display();
+    self::change(client, control, json, (change, Dry { dry_run: false })).map_err(|e| {
+        let may_be = format!("{shown} stays, and the VM may be removed");
+        if e.is::<Refused>() { e } else { e.context(may_be) }
+    })?;
+    fs::remove_file(path).map_err(|e| {
+        anyhow!(
+            "the VM is removed, and its file {shown} stays: {e}\n    \
+             fix: remove the file as root, or the next reload adds the VM again"
+        )
+    })
 }
 
 /// Adds a VM by a file of its own, and a reload: the daemon itself writes no configuration.

@@ -220,7 +220,7 @@ fn a_key_without_a_value_is_told_how_to_be_written() {
 }
 
 #[test]
-fn a_vm_goes_with_its_own_file_or_neither_does() {
+fn a_vm_goes_with_its_own_file_which_stays_as_long_as_the_vm() {
     let dir = std::env::temp_dir().join(format!("np-cli-{}-conf.d", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let (file, save) = (dir.join("b.toml"), format!("--save={}", dir.display()));
@@ -237,7 +237,13 @@ fn a_vm_goes_with_its_own_file_or_neither_does() {
     let (fine, said) = run("no-file", done, &remove);
     assert!(!fine && said.contains("cannot read") && said.contains("leave out --save"), "{said}");
     let own = "# web\n[[vm]]\nname = \"b\"\n";
-    let others = [own.replace("\"b\"", "\"c\""), format!("{own}[[vm]]\nname = \"c\"\n")];
+    let others = [
+        own.replace("\"b\"", "\"c\""),
+        format!("{own}[[vm]]\nname = \"c\"\n"),
+        format!("{own}  [[vm]]\n  name = \"c\"\n"),
+        format!("station = [{{ network = \"n\" }}]\n{own}"),
+        format!("toe_rule = [{{ native = true }}]\n{own}"),
+    ];
     for other in others {
         std::fs::write(&file, &other).unwrap();
         let (fine, said) = run("other", done, &remove);
@@ -250,8 +256,29 @@ fn a_vm_goes_with_its_own_file_or_neither_does() {
         (false, "nightporter: no\n    fix: wait\n".into())
     );
     assert_eq!(std::fs::read_to_string(&file).unwrap(), own, "the VM is there, and its file");
+    let (fine, said) = run("lost", "", &remove);
+    assert!(!fine && said.contains("b.toml stays, and the VM may be removed"), "{said}");
+    assert!(file.exists());
     assert_eq!(run("gone", done, &remove), (true, String::new()));
     assert!(!file.exists());
+    // One that cannot be removed, once the daemon was asked.
+    std::fs::write(&file, own).unwrap();
+    let path = dir.join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    let output = thread::scope(|threads| {
+        threads.spawn(|| {
+            let mut stream = BufReader::new(listener.accept().unwrap().0);
+            stream.read_line(&mut String::new()).unwrap();
+            std::fs::remove_file(&file).unwrap();
+            std::fs::create_dir(&file).unwrap();
+            stream.get_mut().write_all(done.as_bytes()).unwrap();
+        });
+        nightporter(path.to_str().unwrap(), &["vm", "remove", "b", &save])
+    });
+    let said = stderr(&output);
+    assert!(!output.status.success() && said.contains("the VM is removed, and its file"), "{said}");
+    std::fs::remove_dir(&file).unwrap();
+    std::fs::remove_file(path).unwrap();
     // One that another file has.
     let there = "{\"plan\":{\"steps\":[],\"needs_restart\":[],\"done\":false}}\n";
     let (fine, said) = run("there", there, &["vm", "add", "b"]);
@@ -294,6 +321,7 @@ fn wrong_arguments_are_named_before_a_daemon_is_asked() {
         ("rate-limit web1 from-guest 0", "0 is no limit", "1 to 100000, or off"),
         ("rate-limit web1 sideways 100", "sideways is no direction", "or to-guest"),
         ("vm set web1 mtu=1 mtu=2", "mtu is given twice", "give it once"),
+        ("vm add web3 --save", "--control names another daemon", "--save=DIR/conf.d"),
         ("analyze /nowhere/x.pcap", "cannot read /nowhere/x.pcap", "that you may read"),
         ("analyze /etc/passwd", "/etc/passwd is neither pcap nor pcapng", "tcpdump -w"),
         ("top", "top needs a terminal", "vm list --watch"),

@@ -37,11 +37,7 @@ pub(super) fn prepare(
     let mut plan = Plan::between(&running.config, &target.config);
     match change {
         Change::RemoveVm { drain_ms: Some(ms), .. } => plan.set_drain(*ms),
-        // It may be there already, and be saved now; unless a file has it.
-        Change::AddVm { name, .. } if target.by_command.contains(name) => {
-            let vm = target.config.vms.iter().find(|vm| vm.name == *name);
-            plan.section = vm.map(section_of);
-        }
+        Change::AddVm { name, .. } => plan.section = unwritten(name, &target, file, dry_run)?,
         _ => {}
     }
     let owners = means.owners.clone().map_err(|e| refusal(&e))?;
@@ -155,6 +151,32 @@ fn target(change: &Change, running: &Running, file: &mut File) -> Result<Running
         target.config.check().map_err(|e| problems(&e))?;
     }
     Ok(target)
+}
+
+/// The section of a VM that comes, or is there and may be saved now; none if a file has it. Before
+/// it is saved (a dry run), the file is read: it or the VM may have changed since.
+fn unwritten(
+    name: &str,
+    target: &Running,
+    file: &mut File,
+    dry_run: bool,
+) -> Result<Option<String>, Refusal> {
+    let vm = target.config.vms.iter().find(|vm| vm.name == *name).expect("it was added");
+    if target.by_command.contains(name) {
+        return Ok(Some(section_of(vm)));
+    }
+    if !dry_run {
+        return Ok(None);
+    }
+    let config = file.load()?;
+    match config.vms.iter().find(|written| written.name == *name) {
+        None => Ok(Some(section_of(vm))),
+        Some(written) if written == vm => Ok(None),
+        Some(_) => Err(Refusal {
+            what: format!("VM {name} is in a configuration file, with other keys"),
+            fix: "change it in the file, and `nightporter reload`; nothing was changed".into(),
+        }),
+    }
 }
 
 /// Nobody has the name or the tap of a VM that comes; an uplink's is found with all that must be

@@ -245,7 +245,20 @@ fn a_vm_is_written_as_it_was_added_and_a_reload_reads_it_in_a_file_of_its_own() 
     let plan =
         host.change(add(&dir, "b", &[("ips", "192.0.2.3,2001:db8::3"), ("isolated", "true")]));
     assert!(plan.steps.is_empty() && plan.section.is_none(), "{plan:?}");
+    // The file may have it otherwise meanwhile, or no more.
+    let asks = |mtu: &str| {
+        let keys = [("ips", "192.0.2.3,2001:db8::3"), ("isolated", "true"), ("mtu", mtu)];
+        host.ask(&Request::Change { change: add(&dir, "b", &keys), dry_run: true })
+    };
+    let Reply::Plan(plan) = asks("1500") else { panic!("no plan") };
+    assert_eq!(plan.section, None, "the file agrees");
+    host.change(set("b", &[("mtu", "9000")]));
+    let Reply::Error { what, fix } = asks("9000") else { panic!("an error") };
+    assert_eq!(what, "VM b is in a configuration file, with other keys");
+    assert!(fix.starts_with("change it in the file"), "{fix}");
     std::fs::remove_file(dir.join("conf.d/b.toml")).unwrap();
+    let Reply::Plan(plan) = asks("9000") else { panic!("no plan") };
+    assert!(plan.section.is_some_and(|it| it.contains("mtu = 9000")), "it can be saved again");
     assert!(host.change(Change::Reload {}).done);
     assert_eq!(host.names(), ["a"]);
 }
