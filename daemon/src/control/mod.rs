@@ -234,6 +234,7 @@ impl Control {
                 token => unreachable!("the worker's: {token:?}"),
             }
         }
+        self.take_late();
         self.wake_listeners(now);
         self.reopen(now);
         self.hear_registry(now);
@@ -244,11 +245,12 @@ impl Control {
         Ok(true)
     }
 
-    /// Until listeners have rested, a port may be opened again, or there is something to do for the
-    /// registry, to the next millisecond.
+    /// Until listeners have rested, a port may be opened again, a request is to wait no more, or
+    /// there is something to do for the registry, to the next millisecond.
     fn wait(&self, now: Instant) -> EpollTimeout {
         let registry = self.directory.as_ref().and_then(|it| it.poll_timeout(&self.mail));
-        let due = [self.resting.poll_timeout(), self.interfaces.poll_timeout(), registry];
+        let late = self.endpoints.operators.as_ref().and_then(|it| it.poll_timeout(now));
+        let due = [self.resting.poll_timeout(), self.interfaces.poll_timeout(), registry, late];
         let Some(due) = due.into_iter().flatten().min() else { return EpollTimeout::NONE };
         let ms = due.since(now).as_nanos().div_ceil(1_000_000);
         EpollTimeout::try_from(ms).unwrap_or(EpollTimeout::MAX)
@@ -465,6 +467,17 @@ impl Control {
         }
         self.mail.order(Order::Request(client, request));
         Ok(())
+    }
+
+    /// Takes requests that had to wait.
+    fn take_late(&mut self) {
+        while let Some(operators) = &mut self.endpoints.operators
+            && let Some((client, request)) = operators.poll_late()
+        {
+            if let Err(reply) = self.handle_request(client, request) {
+                self.answer(client, Arc::new(line(&reply)), false);
+            }
+        }
     }
 
     /// Writes the output for the operator at `place`, and grants room for its stream.

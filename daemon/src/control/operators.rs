@@ -2,7 +2,7 @@
 //! client that is neither root's nor the daemon's user's is of `daemon.status_group`, and may only
 //! look.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -10,6 +10,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use nightporter_api::{REQUEST_BYTES_MAX, Reply, Request};
+use nightporter_core::bucket::Bucket;
+use nightporter_core::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollEvent};
 use nix::unistd::geteuid;
@@ -17,12 +19,19 @@ use rustix::net::sockopt::socket_peercred;
 
 use super::conn::{ACCEPTS_PER_TURN, Allowance, CLIENTS_MAX, Clients, Conn};
 use crate::spare;
+use crate::timer::monotonic_now;
 use crate::token::Token;
 use crate::vhost::listener::{Access, ListenError, Listener};
 use crate::worker::orders::Client;
 
 /// Clients of `daemon.status_group` at a time: there is always room for others.
 const LOOKERS_MAX: usize = CLIENTS_MAX / 2;
+
+/// Requests of all these clients together that are answered at once, and the interval of more: each
+/// costs the worker what a scrape or a page of connections does. `top` has a status and up to 20
+/// pages each second, so there is room for two.
+const LOOKS_BURST: u64 = 100;
+const LOOKS_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Stream bytes that may wait for a client; then its capture buffers, and then it misses frames.
 const STREAM_PENDING_MAX: usize = 1 << 20;
@@ -38,6 +47,10 @@ pub struct ControlServer {
     count: Client,
     /// Our own user.
     own: u32,
+    /// The requests that clients of `daemon.status_group` may still make.
+    looks: Bucket,
+    /// Those of their requests that wait, one for a client.
+    late: VecDeque<(Client, Request)>,
     /// Clients that have gone since [`Self::take_gone`].
     gone: Vec<Client>,
     /// A spare descriptor, which is closed for a client when there is no other: so an operator is
@@ -73,7 +86,13 @@ impl ControlServer {
         let reserve = listener.fd().try_clone_to_owned().ok();
         let (clients, known, gone) = (Clients::new(), BTreeMap::new(), Vec::new());
         let own = geteuid().as_raw();
-        Ok(Self { listener, clients, known, count: 0, own, gone, reserve })
+        let (looks, late) = (Bucket::new(LOOKS_BURST, LOOKS_INTERVAL), VecDeque::new());
+        Ok(Self { listener, clients, known, count: 0, own, looks, late, gone, reserve })
+    }
+
+    /// When a request that waits may be taken at the latest.
+    pub(super) fn poll_timeout(&self, now: Instant) -> Option<Instant> {
+        (!self.late.is_empty()).then(|| now + LOOKS_INTERVAL)
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -104,8 +123,8 @@ impl ControlServer {
                 continue;
             }
             let only_looks = self.only_looks(&stream);
-            if only_looks {
-                self.make_room_for_looker();
+            if only_looks && !self.make_room_for_looker() {
+                continue;
             }
             let conn = Conn::new(stream, REQUEST_BYTES_MAX);
             self.count += 1;
@@ -139,15 +158,23 @@ impl ControlServer {
         !uid.is_ok_and(|uid| [0, self.own].contains(&uid))
     }
 
-    /// If there are [`LOOKERS_MAX`], the one unused for longest goes.
-    fn make_room_for_looker(&mut self) {
+    /// If there are [`LOOKERS_MAX`], the one unused for longest goes. `false`: all of them wait for
+    /// answers, and stay.
+    fn make_room_for_looker(&mut self) -> bool {
         let looks = |place: &u16| self.clients.get(*place).is_some_and(|it| it.only_looks);
         let places = 0..u16::try_from(CLIENTS_MAX).expect("a few");
-        let lookers: Vec<_> = places.filter(looks).collect();
-        if lookers.len() >= LOOKERS_MAX {
-            let idlest = self.clients.remove_idlest(|place| !lookers.contains(&place));
-            self.gone.extend(idlest.and_then(|place| self.known.remove(&place)));
+        let mut lookers: Vec<_> = places.filter(looks).collect();
+        if lookers.len() < LOOKERS_MAX {
+            return true;
         }
+        let served = self.served();
+        lookers.retain(|place| !served.contains(place));
+        if lookers.is_empty() {
+            return false;
+        }
+        let idlest = self.clients.remove_idlest(|place| !lookers.contains(&place));
+        self.gone.extend(idlest.and_then(|place| self.known.remove(&place)));
+        true
     }
 
     /// The places of clients that wait for an answer or have a stream.
@@ -189,7 +216,7 @@ impl ControlServer {
             let only_looks = client.only_looks;
             let request = request.and_then(|it: Request| match only_looks && !it.only_looks() {
                 true => Err(Reply::Error {
-                    what: "who is in daemon.status_group may look at states, and nothing else"
+                    what: "members of daemon.status_group may look at states, and nothing else"
                         .into(),
                     fix: "run it as root, or as the user that nightporterd runs as".into(),
                 }),
@@ -199,7 +226,13 @@ impl ControlServer {
             if client.held {
                 self.known.insert(place, id);
             }
-            return Some((id, request));
+            return match request {
+                Ok(request) if only_looks && !self.may_look() => {
+                    self.late.push_back((id, request));
+                    None
+                }
+                request => Some((id, request)),
+            };
         }
         if client.conn.is_overfull() {
             client.conn.close_when_flushed();
@@ -208,6 +241,19 @@ impl ControlServer {
             return Some((id, Err(Reply::Error { what, fix })));
         }
         None
+    }
+
+    /// Whether one more request is taken at once: behind those that wait, none is.
+    fn may_look(&mut self) -> bool {
+        self.late.is_empty() && self.looks.allows(monotonic_now())
+    }
+
+    /// The next request that has waited long enough.
+    pub(super) fn poll_late(&mut self) -> Option<(Client, Request)> {
+        let known = &self.known;
+        self.late.retain(|(client, _)| known.values().any(|it| it == client));
+        let is_due = !self.late.is_empty() && self.looks.allows(monotonic_now());
+        if is_due { self.late.pop_front() } else { None }
     }
 
     /// Answers the client at `place` at once: it is not held. `false`: its connection is broken.

@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 use nightporter_api::{Reply, Request};
 use pcap_file::pcap::PcapReader;
@@ -283,6 +284,13 @@ fn a_member_of_the_status_group_may_look_and_change_nothing() {
             let said = ask(host.connect(), request);
             assert!(said.contains("may look at states, and nothing else"), "{request}: {said}");
         }
+        // Requests of all members have a rate: 100 at once, and then 50 a second.
+        let (mut stream, begun) = (BufReader::new(host.connect()), Instant::now());
+        for _ in 0..125 {
+            stream.get_mut().write_all(b"{\"cmd\":\"macs\"}\n").unwrap();
+            assert!(line(&mut stream).starts_with("{\"macs\":"));
+        }
+        assert!(begun.elapsed() >= Duration::from_millis(400), "{:?}", begun.elapsed());
         (0..40).map(|_| host.connect()).collect::<Vec<_>>()
     };
     let operator = host.connect();
