@@ -60,26 +60,26 @@ const TOOL: &[Section] = &[
             ("/etc/nightporter/nightporter.toml", "Its configuration: see nightporter.toml(5)."),
         ],
     ),
-    (
-        "EXIT STATUS",
-        &[
-            ("0", "It is done, or was shown."),
-            ("1", "It is not: standard error says why, and a line with \"fix:\" what to do."),
-            ("2", "The arguments are wrong."),
-        ],
-    ),
+    EXIT_STATUS,
 ];
+
+/// Of the tool and of each of its commands.
+const EXIT_STATUS: Section = (
+    "EXIT STATUS",
+    &[
+        ("0", "It is done, or was shown."),
+        (
+            "1",
+            "It is not, also because of a word that the command does not know, as in nightporter \
+             offload web1 maybe: standard error says why, and a line with \"fix:\" what to do.",
+        ),
+        ("2", "An option or a command is unknown, or an argument is missing or has another form."),
+    ],
+);
 
 /// Of each command of the tool.
 const COMMAND: &[Section] = &[
-    (
-        "EXIT STATUS",
-        &[
-            ("0", "It is done, or was shown."),
-            ("1", "It is not: standard error says why, and a line with \"fix:\" what to do."),
-            ("2", "The arguments are wrong."),
-        ],
-    ),
+    EXIT_STATUS,
     (
         "SEE ALSO",
         &[("nightporter(1)", "All commands, and files."), ("nightporter.toml(5)", "All keys.")],
