@@ -114,6 +114,7 @@ impl Flow {
         let is_open = !self.receiver.has_fin() && !self.outbound.fin_sent();
         self.acknowledge_late();
         self.outbound.stop();
+        self.losses.forget_sacked(); // G's ACK passes, be it inside a block or not
         let ack = self.ack_to_net();
         self.receiver.acks.on_sent(ack);
         self.step_aside(cx, Why::PassedPlain);

@@ -290,7 +290,10 @@ impl Flow {
     #[inline]
     fn sack_blocks(&mut self, dsack: Option<(u64, u64)>, out: &mut [(Seq, Seq); 4]) -> usize {
         let held = self.receiver.out_of_order();
-        if !self.options.sack || (dsack.is_none() && held.is_empty()) || self.withholds() {
+        if !self.options.sack || (dsack.is_none() && held.is_empty()) {
+            return 0;
+        }
+        if self.withholds() || self.awaits_copies() {
             return 0;
         }
         let room = if self.options.timestamps { 3 } else { 4 };

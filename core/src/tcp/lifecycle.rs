@@ -190,11 +190,15 @@ impl Flow {
             let (shown, promised) = (self.losses.shown(), self.losses.promised());
             let before = self.losses.take_before();
             let (narrow, narrow_to_net) = (self.losses.narrow(), self.losses.narrow_to_net());
+            let past = self.losses.past();
             self.give_back(cx);
             self.losses.note_before(before); // it was only idle
             self.losses.set_narrow(narrow);
             self.losses.set_narrow_to_net(narrow_to_net);
             self.note_promised(promised);
+            if past > self.sender.una() {
+                self.losses.note_past(past); // G may yet acknowledge them
+            }
             if shown > self.outbound.sent() {
                 self.losses.note_unsent(shown); // FLOOD-08
             }
@@ -400,6 +404,7 @@ impl Flow {
     pub(crate) fn on_guest_gone(&mut self, cx: &mut FlowContext<'_, '_>) {
         if cx.vm.presence == Presence::Moved {
             self.hand_back_now(cx); // where G is now, it has what R was not sent
+            self.outbound.stop(); // and R tells it the rest
         }
         let may_go_on = self.receiver.is_late() || cx.vm.presence == Presence::Moved;
         let is_replaced = cx.vm.presence == Presence::Replaced;
@@ -441,7 +446,7 @@ impl Flow {
                 // R's view stands: `una` does not move by G's ACKs now (INV-07).
                 self.sender.on_ack_in_abort(tcp.ack.unwrap(self.sender.sent()));
                 self.standing.tell_guest(true);
-            } else if cx.vm.presence != Presence::Moved // LIFE-07: its successor answers
+            } else if cx.vm.presence != Presence::Moved // LIFE-07
                 && self.receiver.acks.may_answer_odd(cx.now, limits::ABORT_RST_INTERVAL)
             {
                 let seq = tcp.ack.unwrap(self.outbound.sent());

@@ -1,10 +1,12 @@
 //! A connection that an absence of the daemon took out of the path comes back (COM-28).
 //!
-//! It passes, its options are known from its handshake, and neither SYN nor FIN has passed by.
+//! It passes, its options are known from its handshake, and no SYN has passed by, nor a FIN that H
+//! or G has seen.
 //!
 //! 1. **Numbers.** Each segment that passes shows some. One of each end is enough, for all others
-//!    were sent before. G is believed; R is believed numbers that fit to G's. Segments that waited
-//!    in the daemon's taps meanwhile are older than some that passed, and show nothing.
+//!    were sent before; behind a copy of R there may be more, and G's word says so. G is believed;
+//!    R is believed numbers that fit to G's. Segments that waited in the daemon's taps meanwhile
+//!    are older than some that passed, and show nothing.
 //! 2. **Into the path, late** ([`Why::PassedPlain`] in `Drain`). Of the bytes that G has not
 //!    acknowledged H has no copy, so those of R that come from now on wait in the store behind
 //!    them, and R hears nothing of them: it would take a SACK block for the loss of the others. If
@@ -19,6 +21,7 @@
 use crate::tcp::absence::{PASSED_MAX, Passed};
 use crate::tcp::flow::{Flow, Why};
 use crate::tcp::from_net::needs_verbatim;
+use crate::tcp::gates::CE;
 use crate::tcp::state::Heard;
 use crate::tcp::vm::Presence;
 use crate::tcp::{Ended, Fate, FlowContext, Frame};
@@ -97,10 +100,18 @@ impl Flow {
         let is_next = (taken - 1..=self.receiver.edge()).contains(&end)
             && (self.outbound.una()..=self.outbound.sent()).contains(&acked);
         let is_current = |ts: Timestamps| self.timestamps.is_current(cx.now, ts.tsval, 0);
-        if !is_next || !timestamps.is_none_or(is_current) {
+        if !(taken - 1..taken + PASSED_MAX).contains(&end) || !timestamps.is_none_or(is_current) {
             return false;
         }
-        self.receiver.on_passed(end);
+        if self.options.ecn {
+            let marked = f.ip.tos & CE == CE && payload_len > 0;
+            self.receiver.on_congestion_marks(f.tcp.flags.contains(TcpFlags::CWR), marked);
+        }
+        // The number of a bare one may count a FIN that nobody has seen.
+        self.receiver.on_passed(if payload_len > 0 { end } else { end - 1 });
+        if !is_next {
+            return false;
+        }
         self.on_ack_from_net(first, ack, window, timestamps, &SackBlocks::default());
         self.template.learn_from_net(f.ip.tos, f.ip.ttl, f.ip.flow_label);
         if let Some(ts) = timestamps {
@@ -125,10 +136,14 @@ impl Flow {
         self.receiver.on_edge_of_guest(edge);
         self.outbound.on_past(first + u64::from(payload_len));
         self.template.learn_from_guest(f.l2(), f.ip.tos, f.ip.ttl, f.ip.flow_label);
+        if self.options.ecn && f.tcp.flags.contains(TcpFlags::ECE) {
+            self.receiver.on_congestion_marks(false, true); // H echoes it from now on
+        }
         if let Some(ts) = f.tcp.options.timestamps {
             self.timestamps.on_tsval_from_guest(cx.now, ts.tsval);
             if self.timestamps.is_current(cx.now, ts.tsecr, 0) {
                 self.timestamps.on_recent(cx.now, ts.tsecr); // as R gets it
+                self.timestamps.on_tsval_from_net(ts.tsecr); // G takes no older one
             }
         }
         true

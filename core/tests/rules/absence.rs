@@ -123,10 +123,12 @@ fn com_28_bytes_without_a_copy_come_first_and_r_hears_nothing_of_others() {
         r.sends("6001:7001");
         g.gets_nothing();
         r.gets_nothing();
+        g.sends("1 ack 3501");
+        r.gets_last("1 ack 3501"); // without a block
         if repeats {
-            r.sends("3001:4001"); // G has lost them, and has the others
+            r.sends("3501:4001"); // G has lost them, and has the others
             r.gets_nothing();
-            g.gets("3001:4001");
+            g.gets("3501:4001");
         }
         g.sends("1 ack 6001");
         g.gets("6001:7001");
@@ -135,6 +137,68 @@ fn com_28_bytes_without_a_copy_come_first_and_r_hears_nothing_of_others() {
         g.sends("1 ack 7001");
         r.gets_nothing();
     }
+}
+
+/// R's segments that are beyond the edge that H knows reach G, too: they are waited for.
+#[test]
+fn com_28_bytes_beyond_the_edge_that_r_was_shown_are_seen_to_pass() {
+    let (w, r, g) = passes();
+    let edge = 1001 + flow(&w, |f| f.stats().edge_to_net - f.stats().guest_una);
+    r.sends("5001:6001");
+    r.sends(&format!("{edge}:{}", edge + 1000));
+    g.takes_all();
+    g.sends("1 ack 6001");
+    r.takes_all();
+    has_left(&w);
+    g.sends(&format!("1 ack {}", edge + 1000));
+    is_early(&w);
+}
+
+/// The number of R's ACK counts its FIN, which was lost on its way.
+#[test]
+fn com_28_a_fin_that_nobody_has_seen_is_taken_when_it_comes_again() {
+    let (w, r, g) = passes();
+    r.sends("5002 ack 1");
+    g.takes_all();
+    g.sends("1:101 ack 5001");
+    r.takes_all();
+    r.sends("F. 5001:5001 ack 101");
+    g.gets_last("F. 5001:5001 ack 101");
+    g.sends("101 ack 5002");
+    r.gets_last("101 ack 5002");
+    assert!(matches!(w.state(), Some(State::On | State::Drain)));
+}
+
+/// G acknowledges bytes that H did not see, after the flow has given its place back.
+#[test]
+fn com_28_a_flow_that_was_parked_on_its_way_back_still_believes_its_guest() {
+    let (w, r, g) = passes();
+    r.sends("1001:2001"); // lost when it passed plain; what is behind it has reached G
+    g.takes_all();
+    g.sends("1 ack 1001");
+    r.takes_all();
+    w.after_ms(5000);
+    g.sends("1 ack 5001");
+    r.gets_last("1 ack 5001");
+    r.sends("5001:6001");
+    g.gets_last("5001:6001");
+}
+
+/// SNOOP-19: a mark that passed is echoed by the host from then on.
+#[test]
+fn com_28_marks_that_passed_are_echoed() {
+    let setup = Setup { ecn: true, ..wire() };
+    let (w, r, g) = setup.established();
+    warms_up(&r, &g);
+    returns(&w, Passed::Segments);
+    r.takes_all();
+    r.sends("5001:6001 ce");
+    g.takes_all();
+    g.sends("1 ack 6001");
+    r.takes_all();
+    is_early(&w);
+    r.sends("6001:7001");
+    r.gets_last("E. 1 ack 7001");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use crate::common::Setup;
 use crate::common::world::HOST_MAC;
+use crate::flood::floods;
 use crate::{GUEST, flow, warms_up};
 use nightporter_check::event::Event;
 use nightporter_core::tcp::flow::{State, Why};
@@ -28,6 +29,23 @@ fn life_06_while_a_vm_may_migrate_its_flows_acknowledge_late() {
     g.runs();
     g.gets("2001:3001");
     g.sends("1 ack 3001");
+}
+
+/// R shows G the rest where it is then.
+#[test]
+fn life_06_a_flow_that_owes_r_nothing_goes_on_although_the_host_sent_for_it() {
+    for acked in [1, 3001] {
+        let (w, r, g) = floods(&Setup::new());
+        g.sends_all(&["1:1001", "1001:2001", "2001:3001"]);
+        r.gets_all(&["1:3001"]);
+        g.stops(0); // the ACK for G waits
+        r.sends(&format!("ack {acked} win 100"));
+        w.engine(|e, now| e.set_migrating(now, GUEST, true));
+        w.happens(Event::Migrated(0));
+        w.engine(|e, now| e.handle_guest_leaves(now, GUEST));
+        assert_eq!(flow(&w, |f| (f.state(), f.why())), (State::Pass, Why::GuestGone));
+        r.gets_nothing();
+    }
 }
 
 #[test]

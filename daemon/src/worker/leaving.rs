@@ -12,7 +12,8 @@ use super::data_path::DataPath;
 use crate::port::front_end::hear;
 use crate::vhost::Source;
 
-/// Turns in which the last frames of a guest are read: 64 frames each, so all of a ring of 4,096.
+/// Turns in which the last frames of a guest are read, 64 frames each or 128 KiB. The next host
+/// reads what they leave.
 const LAST_TURNS: u8 = 64;
 
 /// A VM whose VMM waits for its rings to stop.
@@ -27,6 +28,7 @@ impl DataPath {
     /// The VMM of `port` wants to stop the rings of a VM that may migrate.
     pub(super) fn begin_leaving(&mut self, port: PortId) {
         self.turn.wake(port);
+        self.announcements.retain(|it| it.port != port); // LIFE-07
         self.leaving.push(Leaving { port, turns: Some(LAST_TURNS) });
     }
 
