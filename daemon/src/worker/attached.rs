@@ -123,6 +123,7 @@ impl DataPath {
     pub(super) fn forget_attached(&mut self, now: Instant, epoll: &Epoll, id: PortId) {
         self.attached.list.retain(|(port, _)| *port != id);
         self.attached.catching_up.retain(|it| it.id != id);
+        self.engine.handle_caught_up(id); // nothing waits there any more
         let is_of = |token: &Token| *token == polled(id);
         self.polled.forget(is_of);
         if let Some(end) = self.ports.find(&net_name(&self.ports.of(id).name)) {

@@ -69,8 +69,8 @@ impl World<'_> {
     /// It goes on.
     pub(super) fn go_on(&mut self, engines: &mut Engines<'_>) -> Result<(), Stop> {
         let Some(engine) = engines.first_mut() else { return Ok(()) };
-        self.attached.plain_from = None;
         let passed = std::mem::take(&mut self.attached);
+        self.attached.catches_up = passed.catches_up; // perhaps since the absence before
         if let Some(port) = self.hosts[usize::from(HOST)].ports[GUEST]
             && !passed.passed.is_empty()
         {
