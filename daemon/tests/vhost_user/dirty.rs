@@ -142,15 +142,21 @@ fn life_15_all_pages_and_then_the_marked_ones_are_the_memory() {
     }
 }
 
-/// The worker has ended the connections of the VM before it hears that its VMM may not go on.
-#[test]
-fn life_15_a_stop_beside_a_page_without_a_mark_ends_the_connection() {
+/// A page was written for which the log has no bit.
+fn written_without_a_mark() -> World {
     let mut world = World::running(LINUX);
     Log::new(PAGE).hand_over(&mut world); // up to 128 MiB, and the memory begins at 1 GiB
     world.front.reply().expect("an answer");
     world.say(Req::SET_FEATURES, &(LINUX | bit::LOG_ALL).to_ne_bytes(), &[]);
     world.offer_buffers(BUFFERS, 1, 2000);
     world.port.push_to_guest(0, &VirtioNetHdr::default(), &[&[9; 60]]).unwrap();
+    world
+}
+
+/// The worker has ended the connections of the VM before it hears that its VMM may not go on.
+#[test]
+fn life_15_a_stop_beside_a_page_without_a_mark_ends_the_connection() {
+    let mut world = written_without_a_mark();
     world.front.send(Req::GET_VRING_BASE.into(), 1 | NEED_REPLY, &vring_state(0, 0), &[]);
     world.port.handle_connection();
     world.port.handle_connection();
@@ -244,12 +250,7 @@ fn life_15_a_ring_runs_only_while_a_log_of_this_start_is_mapped() {
 
 #[test]
 fn life_15_a_page_beyond_the_log_ends_the_connection() {
-    let mut world = World::running(LINUX);
-    Log::new(PAGE).hand_over(&mut world); // up to 128 MiB, and the memory begins at 1 GiB
-    world.front.reply().expect("an answer");
-    world.say(Req::SET_FEATURES, &(LINUX | bit::LOG_ALL).to_ne_bytes(), &[]);
-    world.offer_buffers(BUFFERS, 1, 2000);
-    world.port.push_to_guest(0, &VirtioNetHdr::default(), &[&[9; 60]]).unwrap();
+    let mut world = written_without_a_mark();
     world.port.handle_faults();
     assert!(world.front.is_hung_up());
     assert_eq!(world.events().last().map(String::as_str), Some("logs false"), "who left is over");
