@@ -165,3 +165,29 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let all: Vec<_> = all.map_err(|e| error(path, &words(&e)))?;
     if all.is_empty() { Err(error(path, &"has no certificate")) } else { Ok(all) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(files: &Files) -> Result<String, TlsError> {
+        std::fs::read_to_string(&files.ca).map_err(|e| error(&files.ca, &e))
+    }
+
+    #[test]
+    fn a_file_that_changes_is_read_again_and_one_that_is_gone_changes_nothing() {
+        let ca = std::env::temp_dir().join(format!("np-tls-{}", std::process::id()));
+        std::fs::write(&ca, "1").unwrap();
+        let mut tls = Tls::of(Files { ca: ca.clone(), own: None }, text).unwrap();
+        assert!(!tls.renew().unwrap());
+        std::fs::write(&ca, "22").unwrap();
+        assert!(tls.renew().unwrap());
+        assert!(!tls.renew().unwrap());
+        assert_eq!(tls.config(), "22");
+        std::fs::remove_file(&ca).unwrap();
+        let e = tls.renew().unwrap_err();
+        assert!(e.to_string().starts_with(&format!("{}: ", ca.display())), "{e}");
+        assert!(!tls.renew().unwrap(), "it is said once");
+        assert_eq!(tls.config(), "22");
+    }
+}

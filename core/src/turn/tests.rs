@@ -195,20 +195,23 @@ fn frame(dst: [u8; 6], src: [u8; 6], n: u16) -> Vec<u8> {
 
 #[test]
 fn every_port_has_its_turn_and_a_busy_one_goes_on_in_the_next() {
-    let config = TurnConfig { frames_per_port: 4, ..TurnConfig::default() };
-    with_worker(config, 2, |w| {
-        for n in 0..6 {
-            w.sends(G1, frame(EVERYBODY, A, n));
-        }
-        w.sends(G2, frame(EVERYBODY, B, 100));
-        assert_eq!(w.turn(), 5);
-        assert_eq!(w.got(UPLINK), [0, 1, 2, 3, 100]);
-        assert!(w.turn.rest(&mut w.ports), "there is more, so the worker must not wait");
-        assert_eq!(w.turn(), 2);
-        assert_eq!(w.got(UPLINK), [4, 5]);
-        assert_eq!(w.got(G2), [0, 1, 2, 3, 4, 5]);
-        assert!(!w.turn.rest(&mut w.ports));
-    });
+    for flows_in_cache in [0, 1] {
+        // A batch of all frames, or one for each.
+        let config = TurnConfig { frames_per_port: 4, flows_in_cache, ..TurnConfig::default() };
+        with_worker(config, 2, |w| {
+            for n in 0..6 {
+                w.sends(G1, frame(EVERYBODY, A, n));
+            }
+            w.sends(G2, frame(EVERYBODY, B, 100));
+            assert_eq!(w.turn(), 5);
+            assert_eq!(w.got(UPLINK), [0, 1, 2, 3, 100]);
+            assert!(w.turn.rest(&mut w.ports), "there is more, so the worker must not wait");
+            assert_eq!(w.turn(), 2);
+            assert_eq!(w.got(UPLINK), [4, 5]);
+            assert_eq!(w.got(G2), [0, 1, 2, 3, 4, 5]);
+            assert!(!w.turn.rest(&mut w.ports));
+        });
+    }
 }
 
 #[test]
@@ -533,6 +536,8 @@ fn what_finds_a_full_ring_waits_its_turn_and_is_bounded() {
         w.turn();
         assert_eq!(w.got(G1), [3, 4, 7], "nothing overtakes");
         assert!(!w.ports.of(G1).waits_for_room);
+        let stats = w.turn.stats(G1);
+        assert_eq!((stats.frames_to_port, stats.bytes_to_port), (6, 6 * 60));
     });
 }
 
@@ -700,6 +705,27 @@ fn of_many_guests_that_do_not_run_each_turn_looks_at_a_few_and_at_the_one_that_k
         }
         let looks = w.ports.list[1..].iter().map(|queue| queue.looked_at);
         assert_eq!(looks.collect::<Vec<_>>(), vec![1; many.into()], "each is in the list once");
+    });
+}
+
+#[test]
+fn of_many_guests_those_that_have_seen_everything_are_not_looked_at_in_place_of_others() {
+    let many = u16::try_from(4 * LOOKS_PER_INTERVAL).unwrap();
+    with_worker(TurnConfig::default(), many, |w| {
+        w.sends(UPLINK, frame(EVERYBODY, A, 0));
+        w.turn();
+        assert!(!w.turn.rest(&mut w.ports));
+        for port in 1..many {
+            w.ports.of(PortId(port)).moved = true;
+        }
+        for ms in 1..5 {
+            w.turn.run(NOW + Duration::from_millis(ms), &mut w.engine, &mut w.ports).unwrap();
+        }
+        w.ports.of(PortId(many)).looked_at = 0;
+        for ms in 5..15 {
+            w.turn.run(NOW + Duration::from_millis(ms), &mut w.engine, &mut w.ports).unwrap();
+        }
+        assert_eq!(w.ports.of(PortId(many)).looked_at, 10, "once a millisecond");
     });
 }
 

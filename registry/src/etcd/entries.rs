@@ -325,4 +325,22 @@ mod tests {
         known.set_all(vec![station(3, 3), station(1, 4)]);
         assert_eq!(news(&mut known), (vec![(1, true)], None));
     }
+
+    #[test]
+    fn there_are_no_more_entries_than_there_may_be_and_those_that_are_there_change() {
+        let of = |n: usize, mod_revision| {
+            let [a, b, c] = [n >> 16, n >> 8, n].map(|byte| byte & 0xff);
+            let key = format!("/np/station/7/02:00:00:{a:02x}:{b:02x}:{c:02x}").into_bytes();
+            Kv { key, value: String::new(), mod_revision, lease: 1 }
+        };
+        let mut known = EntryTable::new("/np/", 2);
+        known.set_all((0..KEYS_MAX - 1).map(|n| of(n, 1)).collect());
+        let len = of(0, 1).len();
+        let comes = |kv| WatchEvent { kind: String::new(), kv };
+        known.handle_event(comes(of(KEYS_MAX, 2)));
+        known.handle_event(comes(of(KEYS_MAX + 1, 3)));
+        assert_eq!(known.len(), (KEYS_MAX, KEYS_MAX * len));
+        known.handle_event(comes(Kv { value: "{}".into(), ..of(3, 4) }));
+        assert_eq!(known.len(), (KEYS_MAX, KEYS_MAX * len + 2));
+    }
 }

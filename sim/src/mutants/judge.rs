@@ -79,7 +79,8 @@ const SLOW: [&str; 6] = [
     "flows_are_found_by_key_and_by_id_until_they_are_removed",
 ];
 
-/// Runs the tests of the crate with mutation `n` (0: none) until one notices.
+/// Runs the tests of the crate with mutation `n` (0: none) until one notices, also those that need
+/// root or other programs, as `make test` does.
 ///
 /// # Errors
 /// If they do not run.
@@ -87,7 +88,8 @@ pub fn by_tests(built: &Built, n: usize, limit_s: u64) -> anyhow::Result<Option<
     let quick: Vec<&str> = SLOW.iter().flat_map(|name| ["--skip", name]).collect();
     for args in [quick.as_slice(), &SLOW] {
         for program in &built.tests {
-            let args: Vec<&str> = args.iter().copied().chain(["--quiet"]).collect();
+            let args: Vec<&str> =
+                args.iter().copied().chain(["--quiet", "--include-ignored"]).collect();
             let output = run_tests(program, &args, n, limit_s, built)?;
             if !output.status.success() {
                 return Ok(Some(noticed(program, &output)));

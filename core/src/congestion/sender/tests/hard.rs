@@ -920,3 +920,33 @@ fn flood_25_time_in_which_the_guest_has_nothing_to_send_does_not_widen_cubic_s_w
     let idle = windows(&config, 30, true, ms(150));
     assert_eq!(idle, busy);
 }
+
+#[test]
+fn flood_25_half_of_a_window_is_forgotten_that_was_not_used_for_five_minutes() {
+    let mut now = Instant::from_secs(1000);
+    let mut s = Sender::new(now, FIRST, u64::MAX, &reno());
+    // Hands over so much, of which each ACK takes what is under way; the window afterwards.
+    let mut exchange = |bytes: u64, now: &mut Instant| {
+        s.on_offered(*now, s.end() + bytes);
+        while s.una() < s.end() {
+            while s.poll(*now, 65_536, u64::MAX).is_some() {}
+            *now = (*now + us(100)).max(s.paced_until());
+            let (ack, edge) = (s.next(), u64::MAX);
+            let a = NetAck { ack, blocks: &[], edge, ece: false, echo: None, bare: false };
+            s.on_ack(*now, &a);
+        }
+        s.controller().cwnd()
+    };
+    let cwnd = exchange(1000 * MSS, &mut now);
+    assert!(cwnd > 20 * MSS, "{cwnd}");
+    // No pause is long enough for a timeout.
+    let used = now;
+    let mut unused = cwnd;
+    while unused == cwnd && now.since(used) < Duration::from_secs(400) {
+        now = now + ms(100);
+        unused = exchange(100, &mut now);
+    }
+    assert_eq!(unused, cwnd / 2);
+    let took_s = now.since(used).as_nanos() / 1_000_000_000;
+    assert!((299..=301).contains(&took_s), "{took_s}");
+}

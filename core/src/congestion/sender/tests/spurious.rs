@@ -39,6 +39,31 @@ fn flood_44_an_original_that_comes_within_a_round_trip_of_its_copy_undoes_the_re
 }
 
 #[test]
+fn flood_44_an_original_that_comes_before_a_copy_has_left_undoes_the_reduction() {
+    let mut trace = Trace::run(
+        &reno(),
+        us,
+        "0   offer 500000
+             > 0:10000
+         100 ack 1000
+             > 10000:12000
+         101 ack 1000 2000:3000
+             > 12000:13000
+         102 ack 1000 2000:4000
+             > 13000:14000",
+    );
+    // Both are read in one turn, and what is to leave is asked for after it.
+    trace.act("ack 1000 2000:5000");
+    assert_eq!(state(&trace), (Phase::Recovery, 5_500, 5_500));
+    trace.act("ack 5000");
+    assert_eq!(
+        (trace.sender.phase(), trace.sender.controller().ssthresh()),
+        (Phase::Open, u64::MAX)
+    );
+    assert_eq!(trace.sender.retransmissions(), 0);
+}
+
+#[test]
 fn flood_44_a_path_that_has_become_a_little_faster_undoes_nothing() {
     let script = "0   offer 500000
              > 0:10000
