@@ -327,6 +327,26 @@ mod tests {
     }
 
     #[test]
+    fn who_has_what_it_waited_for_waits_no_more() {
+        let mac = [2, 0, 0, 0, 0, 3];
+        let key = Key::Station(7, mac);
+        let mut known = EntryTable::new("/np/", 2);
+        known.set_lease(Some(1));
+        known.want(key, Some(Wanted { host: HOST, value: station(3, 1).value }));
+        let waits = format!("/np/{}", Key::Waiting(7, mac, HOST).text());
+        let waits = Kv { key: waits.into_bytes(), value: "{}".into(), mod_revision: 2, lease: 1 };
+        let steps = |known: &EntryTable| {
+            let steps = known.steps().into_iter();
+            steps.map(|(key, step)| (key, step.value.is_some())).collect::<Vec<_>>()
+        };
+        known.set_all(vec![Kv { lease: 5, ..station(3, 1) }, waits.clone()]);
+        known.taken.insert(key);
+        assert_eq!(steps(&known), [], "another has it");
+        known.set_all(vec![station(3, 3), waits]);
+        assert_eq!(steps(&known), [(Key::Waiting(7, mac, HOST), false)]);
+    }
+
+    #[test]
     fn there_are_no_more_entries_than_there_may_be_and_those_that_are_there_change() {
         let of = |n: usize, mod_revision| {
             let [a, b, c] = [n >> 16, n >> 8, n].map(|byte| byte & 0xff);

@@ -448,3 +448,31 @@ fn wait(bell: &Bell, lines: Option<&Lines>, time: Duration) {
     // The caller checks all sources, whatever `poll` returns.
     let _ = poll(&mut fds, time.as_ref());
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::config;
+    use super::super::{Endpoint, Etcd};
+    use super::*;
+    use crate::Registry as _;
+
+    #[test]
+    fn too_many_keys_or_bytes_end_a_session() {
+        assert!(look_for_room((KEYS_MAX - 1, BYTES_MAX - 1)).is_ok());
+        assert!(look_for_room((KEYS_MAX, 0)).is_err());
+        assert!(look_for_room((0, BYTES_MAX)).is_err());
+    }
+
+    #[test]
+    fn a_member_that_fails_is_told_of_when_all_others_have_failed_as_well() {
+        let address = ([127, 0, 0, 1], 2379).into();
+        let members = vec![Endpoint { address, is_tls: false }; 3];
+        let (mut etcd, mut thread) = Etcd::prepare(config(members)).unwrap();
+        for is_told in [false, false, true, false, false, true] {
+            thread.handle_end("why".into(), false).unwrap();
+            thread.exchange().unwrap();
+            let news = etcd.poll();
+            assert_eq!(matches!(news, Some(News::Link(Err(_)))), is_told, "{news:?}");
+        }
+    }
+}

@@ -340,6 +340,15 @@ fn relay(mut from: TcpStream, mut to: TcpStream, gate: &(Mutex<bool>, Condvar)) 
 }
 
 #[test]
+fn a_thread_that_has_ended_is_told_of_once() {
+    let (mut etcd, thread) = Etcd::prepare(config(vec![])).unwrap();
+    assert_eq!(etcd.poll(), None);
+    drop(thread);
+    assert!(matches!(etcd.poll(), Some(News::Link(Err(_)))));
+    assert_eq!(etcd.poll(), None);
+}
+
+#[test]
 #[ignore = "needs etcd, and root for a namespace"]
 fn who_claims_first_has_it_and_who_waits_gets_it_when_it_is_given_up() {
     leave_the_network();
