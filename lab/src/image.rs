@@ -117,6 +117,15 @@ pub struct Image {
     modules: PathBuf,
 }
 
+#[cfg(test)]
+impl Image {
+    /// One that cannot be booted.
+    pub(crate) fn without_files() -> Self {
+        let [kernel, initramfs, modules] = ["kernel", "initramfs", "modules"].map(PathBuf::from);
+        Self { kernel, preload: None, initramfs, np_flood: false, modules }
+    }
+}
+
 /// Why a guest's tool has no `np_flood`.
 pub const NO_NP_FLOOD: &str = "no clang, libbpf-dev, libelf-dev or zlib1g-dev here";
 

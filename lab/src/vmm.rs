@@ -378,3 +378,76 @@ fn uml(spec: &Spec, image: &Image, places: Places<'_>) -> Command {
     command.arg("GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX512F,-AVX512VL");
     command
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(page: &str) -> String {
+        fs::read_to_string(crate::image::source_root().join(page)).unwrap()
+    }
+
+    /// The page's lines of code that contain `word`.
+    fn lines_of(page: &str, word: &str) -> String {
+        let text = read(page);
+        let found: Vec<_> = text.split("```").filter(|block| block.contains(word)).collect();
+        assert_eq!(found.len(), 1, "{word} in blocks of {page}");
+        found[0].to_owned()
+    }
+
+    fn web1(vmm: Vmm) -> Spec {
+        let (mac, address) = ("52:54:00:12:34:56".parse().unwrap(), [10, 0, 0, 1].into());
+        let attach = Attach::VhostUser("/run/nightporter/web1.sock".into());
+        Spec {
+            name: "web1".into(),
+            vmm,
+            memory_mib: 1024,
+            nics: vec![(Nic { mac, address, prefix: 24 }, attach)],
+            neighbours: vec![],
+            toe: None,
+            rx_ring: None,
+            moves: None,
+        }
+    }
+
+    fn words(command: &Command) -> Vec<String> {
+        command.get_args().map(|word| word.to_string_lossy().into_owned()).collect()
+    }
+
+    #[test]
+    fn guests_of_qemu_are_attached_as_readme_has_it() {
+        let (image, nowhere) = (Image::without_files(), Path::new("/nowhere"));
+        let spec = web1(Vmm::Qemu(Accel::Tcg));
+        let booted = words(&qemu(&spec, Accel::Tcg, &image, nowhere, nowhere));
+        let text = lines_of("README.md", "vhost-user,id=");
+        let shown: Vec<_> = text.split_whitespace().collect();
+        assert_eq!(shown.len(), 12, "{text}");
+        for option in shown.chunks(2) {
+            let value = option[1].replace("size=1G", "size=1024M");
+            // The lab's devices have no boot ROM, and under TCG no MSI-X.
+            let is_so = |pair: &[String]| {
+                let rest = pair[1].strip_prefix(&value);
+                pair[0] == option[0]
+                    && rest.is_some_and(|it| matches!(it, "" | ",romfile=,vectors=0"))
+            };
+            assert!(booted.windows(2).any(is_so), "{option:?} in {booted:?}");
+        }
+    }
+
+    #[test]
+    fn guests_of_user_mode_linux_are_attached_as_the_docs_have_it() {
+        let nowhere = Path::new("/nowhere");
+        let places = Places { sockets: nowhere, logs: nowhere };
+        let booted = words(&uml(&web1(Vmm::Uml), &Image::without_files(), places));
+        let page = read("docs/attach.md");
+        for word in [
+            "virtio_uml.device=/run/nightporter/web1.sock:1",
+            "GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX512F,-AVX512VL",
+        ] {
+            assert!(
+                page.contains(word) && booted.iter().any(|it| it == word),
+                "{word}: {booted:?}"
+            );
+        }
+    }
+}
