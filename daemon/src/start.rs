@@ -12,7 +12,6 @@ use nightporter_registry::Registry;
 use nightporter_registry::etcd::{self, Etcd};
 use nightporter_registry::listed::Listed;
 use nix::sched::{CpuSet, sched_setaffinity};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::Pid;
@@ -39,7 +38,7 @@ use crate::sockets::worker::{Beginning, SocketsThread};
 use crate::supervisor::Supervisor;
 use crate::sys;
 use crate::timer::monotonic_now;
-use crate::vhost::signals;
+use crate::vhost::{locker, signals};
 use crate::watchdog::{self, Watch};
 use crate::watched::Watched;
 use crate::worker::steps::Step;
@@ -61,6 +60,7 @@ struct Daemon {
 pub fn run(config: &Config, source: Source, sandbox: &Sandbox) -> Result<(), Vec<StartError>> {
     let supervisor = sandbox.supervisor.clone().map_err(|e| vec![e])?;
     let (mut daemon, arena) = start(config, source, sandbox, supervisor.clone())?;
+    small_store(config, supervisor.as_deref()).iter().for_each(|few| tracing::warn!("{few}"));
     tracing::info!("ready: {}", config.summary());
     supervisor.iter().for_each(|supervisor| supervisor.is_ready());
     daemon
@@ -99,7 +99,6 @@ fn start(
     watchdog::start(supervisor.clone(), signals::look)
         .and_then(|()| signals::start())
         .map_err(|e| vec![error(e, "allow more threads")])?;
-    raise_file_limit();
     let epoch = epoch().map_err(|e| vec![no_chance(&e)])?;
     let worker_config =
         WorkerConfig { busy_poll: Duration::from_micros(settings.busy_poll_us), epoch };
@@ -107,6 +106,7 @@ fn start(
     let arena = Arc::new(arena);
     let mut worker = Worker::new(&worker_config, engine)
         .map_err(|e| vec![error(format!("no event loop: {e}"), "raise the limit of open files")])?;
+    worker.set_supervisor(supervisor.clone());
     let mut problems = Vec::new();
     let mut check = |result: Result<(), StartError>| problems.extend(result.err());
     let sockets = start_sockets(&mut worker, &worker_config, sandbox, settings.rt_priority);
@@ -242,14 +242,6 @@ pub fn block_signals() -> nix::Result<SigSet> {
     }
     set.thread_block()?;
     Ok(set)
-}
-
-/// A VM takes about ten descriptors, and the usual soft limit is 1024.
-fn raise_file_limit() {
-    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
-        // With the old soft limit, opening one descriptor too many reports it.
-        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
-    }
 }
 
 /// The control socket. Those who only look do not keep the network from its start.
@@ -390,6 +382,16 @@ pub(crate) fn large_mtus(config: &Config) -> Vec<String> {
         })
     };
     uplinks.chain(overlays).filter_map(larger).collect()
+}
+
+/// The supervisor says that it keeps fewer descriptors than there are VMs with a socket.
+fn small_store(config: &Config, supervisor: Option<&Supervisor>) -> Option<String> {
+    let needed = config.vms.iter().filter(|vm| vm.tap.is_none()).count() * locker::FDS;
+    let max = supervisor?.store_max().filter(|&max| (max as usize) < needed)?;
+    Some(format!(
+        "the VMMs of some VMs have to connect again after a restart: systemd keeps {max} \
+         descriptors\n    fix: FileDescriptorStoreMax={needed} or more in the unit"
+    ))
 }
 
 /// Places the worker's thread. With boost, the booster may give it its class (BST-06).

@@ -1,16 +1,23 @@
 //! Notifications for systemd (sd_notify(3), sd_watchdog_enabled(3)): that the daemon is ready, that
-//! it is stopping, and, if the unit has `WatchdogSec=`, that the worker makes progress. Without
-//! systemd nothing is sent.
+//! it is stopping, and, if the unit has `WatchdogSec=`, that the worker makes progress; and
+//! descriptors, which systemd keeps for the next daemon (`FileDescriptorStoreMax=`), and which that
+//! one is passed like sockets (sd_listen_fds(3)). Without systemd nothing is sent.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::ffi::OsStr;
-use std::io;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use rustix::net::{SendFlags, send};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
+
+use crate::sys;
 
 /// How long a one-time message waits if the supervisor's socket is full.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -23,6 +30,7 @@ pub(crate) struct Supervisor {
     socket: UnixDatagram,
     /// How often it wants to know that the daemon lives.
     period: Option<Duration>,
+    store_max: Option<u32>,
 }
 
 impl Supervisor {
@@ -31,7 +39,9 @@ impl Supervisor {
         let Some(address) = env::var_os("NOTIFY_SOCKET") else { return Ok(None) };
         let of = |name: &str| env::var(name).ok();
         let period = period(of("WATCHDOG_USEC"), of("WATCHDOG_PID"), std::process::id());
-        Self::connect(&address, period).map(Some)
+        let supervisor = Self::connect(&address, period)?;
+        let store_max = of("FDSTORE").and_then(|max| max.parse().ok());
+        Ok(Some(Self { store_max, ..supervisor }))
     }
 
     fn connect(address: &OsStr, period: Option<Duration>) -> io::Result<Self> {
@@ -42,7 +52,7 @@ impl Supervisor {
             _ => SocketAddr::from_pathname(address)?,
         };
         socket.connect_addr(&address)?;
-        Ok(Self { socket, period })
+        Ok(Self { socket, period, store_max: None })
     }
 
     /// It is told that the daemon lives at least this often, if it wants that.
@@ -54,6 +64,31 @@ impl Supervisor {
     pub(crate) fn lives(&self) {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let _ = send(&self.socket, b"WATCHDOG=1", flags);
+    }
+
+    /// Descriptors that it may keep, if it says so (it does since systemd 254).
+    pub(crate) const fn store_max(&self) -> Option<u32> {
+        self.store_max
+    }
+
+    /// It keeps copies of these, for the next daemon, until it is told otherwise: under a name of
+    /// printable ASCII without a colon. They stay there whatever happens at their other ends.
+    /// Errors: it does not read its messages. Whether it has room it does not say.
+    pub(crate) fn keep(&self, name: &str, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let what = format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}");
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(fds)), "room for two");
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        sendmsg(&self.socket, &[IoSlice::new(what.as_bytes())], &mut control, flags)?;
+        Ok(())
+    }
+
+    /// It keeps those under this name no longer.
+    pub(crate) fn forget(&self, name: &str) {
+        let what = format!("FDSTOREREMOVE=1\nFDNAME={name}");
+        // If that is lost the next daemon says it again.
+        let _ = send(&self.socket, what.as_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 
     /// Everything has started.
@@ -72,6 +107,38 @@ impl Supervisor {
     fn say(&self, what: &str) {
         let _ = self.socket.send(what.as_bytes());
     }
+}
+
+/// The descriptors that the supervisor has kept, until somebody takes them.
+static STORED: Mutex<BTreeMap<String, Vec<OwnedFd>>> = Mutex::new(BTreeMap::new());
+
+/// Finds the descriptors that a supervisor has passed to this process. To be called once, before
+/// others are opened.
+pub(crate) fn find_stored() {
+    let of = |name: &str| env::var(name).ok();
+    let names = names_of(of("LISTEN_PID"), of("LISTEN_FDS"), of("LISTEN_FDNAMES"));
+    let mut stored = STORED.lock().unwrap_or_else(PoisonError::into_inner);
+    for (name, fd) in names.into_iter().zip(sys::passed_fds()) {
+        stored.entry(name).or_default().extend(fd);
+    }
+}
+
+/// The descriptors that the supervisor has kept, by the names under which they were; only once.
+pub(crate) fn take_stored() -> BTreeMap<String, Vec<OwnedFd>> {
+    std::mem::take(&mut STORED.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// The names of the descriptors that were passed to us, in their order.
+fn names_of(pid: Option<String>, count: Option<String>, names: Option<String>) -> Vec<String> {
+    let count = count.and_then(|count| count.parse().ok());
+    let Some(count) =
+        count.filter(|_| pid.and_then(|pid| pid.parse().ok()) == Some(std::process::id()))
+    else {
+        return Vec::new();
+    };
+    let names = names.unwrap_or_default();
+    let names = names.split(':').map(str::to_owned).chain(std::iter::repeat(String::new()));
+    names.take(count).collect()
 }
 
 /// The meaning of the watchdog's variables for the process `own`.
@@ -99,11 +166,22 @@ mod tests {
     }
 
     #[test]
+    fn descriptors_are_for_the_process_that_was_meant_and_those_without_a_name_have_an_empty_one() {
+        let some = |text: &str| Some(text.to_owned());
+        let own = some(&std::process::id().to_string());
+        assert_eq!(names_of(own.clone(), some("2"), some("a:b")), ["a", "b"]);
+        assert_eq!(names_of(own.clone(), some("3"), some("a")), ["a", "", ""]);
+        assert_eq!(names_of(own.clone(), some("1"), some("a:b")), ["a"]);
+        let none = [(own, None), (some("1"), some("2")), (None, some("2"))];
+        assert!(none.into_iter().all(|(pid, count)| names_of(pid, count, some("a:b")).is_empty()));
+    }
+
+    #[test]
     fn what_is_said_once_is_heard_by_who_reads_late() {
         let (systemd, socket) = UnixDatagram::pair().unwrap();
         systemd.set_read_timeout(Some(PATIENCE)).unwrap();
         socket.set_write_timeout(Some(PATIENCE)).unwrap();
-        let ours = Supervisor { socket, period: None };
+        let ours = Supervisor { socket, period: None, store_max: None };
         let full = "/proc/sys/net/unix/max_dgram_qlen";
         let full: usize = std::fs::read_to_string(full).unwrap().trim().parse().unwrap();
         (0..full + 2).for_each(|_| ours.lives());

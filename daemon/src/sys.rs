@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::net::UdpSocket;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Mutex, PoisonError};
 
@@ -20,6 +20,7 @@ use nix::unistd::{ForkResult, fork};
 use rustix::fs::{FlockOperation, flock};
 use vm_memory::{MmapRegion, VolatileSlice};
 
+use crate::supervisor::take_stored;
 use crate::{faults, refused};
 
 /// One `ifreq` (netdevice(7)), always with a name.
@@ -423,6 +424,20 @@ pub(crate) fn let_children_go() -> io::Result<()> {
     Ok(())
 }
 
+/// The descriptors that whoever has started this process has passed to it, from the third on
+/// (sd_listen_fds(3)); `None`: there is none with this number. They concern no program that this
+/// one might start. To be called once, before any is opened.
+pub(crate) fn passed_fds() -> impl Iterator<Item = Option<OwnedFd>> {
+    (3..).map(|number| {
+        // SAFETY: fcntl(2) looks at a number and at no memory.
+        // JUSTIFICATION: it is not known yet whether there is such a descriptor.
+        let is_there = unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } == 0;
+        // SAFETY: it is open, and nobody in this process has opened it, so nobody owns it.
+        // JUSTIFICATION: only its number was passed.
+        is_there.then(|| unsafe { OwnedFd::from_raw_fd(number) })
+    })
+}
+
 /// Another process that is as this one, which must have a single thread; `true` in the new one.
 ///
 /// # Panics
@@ -435,5 +450,9 @@ pub(crate) fn split() -> io::Result<bool> {
     assert_eq!(threads.count(), 1, "a lock that another thread has would never be free there");
     // SAFETY: there is no other thread, so nothing is locked or half done in the copy.
     // JUSTIFICATION: a program of its own would have to be found, and be of this very version.
-    Ok(matches!(unsafe { fork() }?, ForkResult::Child))
+    let is_child = matches!(unsafe { fork() }?, ForkResult::Child);
+    if is_child {
+        drop(take_stored()); // they are the daemon's alone
+    }
+    Ok(is_child)
 }

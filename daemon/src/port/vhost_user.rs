@@ -16,6 +16,7 @@
 
 mod account;
 mod change;
+mod keeping;
 mod net;
 mod report;
 mod vsock;
@@ -33,6 +34,7 @@ use tracing::{debug, info, warn};
 use account::Account;
 pub(crate) use account::bans;
 pub(crate) use change::Socket;
+use keeping::Keeping;
 
 use super::messages;
 use crate::charges::Share;
@@ -134,6 +136,7 @@ pub struct VhostUserPort<D: Device = Offer> {
     connection: Option<(Channel, Session<D>)>,
     /// A message that waits; see [`Event::Leaving`].
     held: Option<Message>,
+    keeping: Keeping,
     events: VecDeque<Event>,
     stats: VhostUserStats,
     /// The process of the last front-end.
@@ -165,6 +168,7 @@ impl<D: Device> VhostUserPort<D> {
             next_offer: offer,
             connection: None,
             held: None,
+            keeping: Keeping::default(),
             events: VecDeque::new(),
             stats: VhostUserStats::default(),
             vmm: 0,
@@ -285,16 +289,28 @@ impl<D: Device> VhostUserPort<D> {
                 drop(protocol::hang_up(stream, &self.account.owner));
                 return self.events.push_back(Event::Rest(Source::Listener));
             }
-            if let Err(error) = self.connect(stream)
-                && self.account.may_log()
-            {
-                warn!(port = self.name, %error, "a front-end could not connect");
+            match self.connect(stream) {
+                Ok(()) if self.account.may_log() => {
+                    info!(port = self.name, peer = self.vmm, "a front-end connected");
+                }
+                Err(error) if self.account.may_log() => {
+                    warn!(port = self.name, %error, "a front-end could not connect");
+                }
+                _ => {}
             }
+            self.keep();
         }
     }
 
     /// Something waits on the connection.
     pub fn handle_connection(&mut self) {
+        self.keeping.empty(&self.account.owner);
+        self.obey();
+        self.keep();
+    }
+
+    /// Obeys some of the messages that are there.
+    fn obey(&mut self) {
         let _part = self.account.part();
         for _ in 0..MESSAGES_PER_TURN {
             let Some((channel, session)) = &mut self.connection else { return };
@@ -483,9 +499,6 @@ impl<D: Device> VhostUserPort<D> {
         self.vmm = peer;
         self.events.push_back(Event::Connected);
         self.events.push_back(Event::Watch(Source::Connection));
-        if self.account.may_log() {
-            info!(port = self.name, peer, "a front-end connected");
-        }
         Ok(())
     }
 
@@ -499,6 +512,7 @@ impl<D: Device> VhostUserPort<D> {
 
     fn disconnect(&mut self, reason: &str) {
         let Some((channel, session)) = self.connection.take() else { return };
+        self.keeping.empty(&self.account.owner);
         if self.account.may_log() {
             info!(port = self.name, reason, "the front-end disconnected");
         }

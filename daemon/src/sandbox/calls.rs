@@ -269,6 +269,7 @@ fn with_arguments(
         (libc::SYS_fcntl, commands.collect::<Result<_, _>>()?),
         (libc::SYS_ioctl, ioctls.collect::<Result<_, _>>()?),
         (libc::SYS_socket, sockets),
+        (libc::SYS_socketpair, vec![is(0, number(libc::AF_UNIX))?]), // `vhost::locker`
         (libc::SYS_setsockopt, SET_OPTIONS.iter().map(option).collect::<Result<_, _>>()?),
         (libc::SYS_getsockopt, GET_OPTIONS.iter().map(option).collect::<Result<_, _>>()?),
         (libc::SYS_prctl, vec![is(0, number(libc::PR_SET_NAME))?]),
@@ -360,6 +361,8 @@ mod tests {
         let (stream, datagram) = (libc::SOCK_STREAM, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC);
         let made = |family, kind| can(libc::SYS_socket, &[i64::from(family), i64::from(kind)]);
         assert!(made(unix, stream) && made(inet, datagram) && made(inet6, datagram));
+        let pair = |family| can(libc::SYS_socketpair, &[i64::from(family), stream.into()]);
+        assert!(pair(unix) && !pair(inet) && !pair(libc::AF_TIPC));
         for (family, protocol) in [(inet, 1), (inet, 115), (inet, 136), (inet6, 58), (inet6, 115)] {
             let arguments = [i64::from(family), i64::from(datagram), protocol];
             assert!(!can(libc::SYS_socket, &arguments), "ICMP, L2TP, UDP-Lite: {protocol}");

@@ -22,6 +22,7 @@ use std::sync::{Arc, Mutex};
 use landlock::AccessNet;
 use nightporter_registry::etcd;
 use nix::sys::prctl::set_dumpable;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::broker::Broker;
 use crate::broker::connector::Connector;
@@ -34,7 +35,7 @@ use crate::owners::Owners;
 use crate::sleeps::Eye;
 use crate::sockets::{Doors, ProofDoors, UcxWorker, listen_at};
 use crate::start::registry_of;
-use crate::supervisor::Supervisor;
+use crate::supervisor::{Supervisor, find_stored};
 use crate::sys;
 use crate::tap_address;
 
@@ -69,6 +70,8 @@ pub struct Sandbox {
 /// # Errors
 /// What the system refuses.
 pub fn enter(config: &Config, source: &Source) -> Result<Sandbox, StartError> {
+    find_stored();
+    raise_file_limit();
     // A core dump would contain guests' data.
     let _ = set_dumpable(false);
     sys::let_children_go().map_err(|e| error(e, "report this"))?;
@@ -104,6 +107,15 @@ pub fn enter(config: &Config, source: &Source) -> Result<Sandbox, StartError> {
     let doors = Arc::new(Mutex::new(doors.map(|doors| Doors { ucx, ..doors })));
     let eye = Arc::new(Mutex::new(Some(eye)));
     Ok(Sandbox { owners, supervisor, broker, registry, doors, eye, dirs, has_ucx, weak })
+}
+
+/// A VM takes about ten descriptors, and the usual soft limit is 1024. The kernel compares a
+/// sender's with the descriptors in flight of all its user's processes, so the broker needs it too.
+fn raise_file_limit() {
+    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        // With the old soft limit, opening one descriptor too many reports it.
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+    }
 }
 
 /// The way to guests' sockets on other hosts, at the address of each overlay.

@@ -20,6 +20,8 @@
 //! after another one is measured and counts as work of the turn ([`GuestMemory::take_work`]).
 //! Larger pages, of 1 GiB, must be there before.
 
+mod files;
+
 use std::cell::Cell;
 use std::fs::File;
 use std::os::fd::AsFd;

@@ -11,7 +11,7 @@
 //! padding, `next` u16 at 6, `counter` u64 at 8.
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -58,6 +58,13 @@ impl InflightLog {
         }
         let file = Window::map(file, spec.mmap_offset, need)?;
         Ok(Self { file, queues: spec.num_queues, queue_size: spec.queue_size })
+    }
+
+    /// The payload and file with which SET_INFLIGHT_FD would bring it.
+    pub(crate) fn spec_and_file(&self) -> Option<(VhostUserInflight, BorrowedFd<'_>)> {
+        let (file, offset) = self.file.file()?;
+        let (len, queues) = (self.file.len() as u64, self.queues);
+        Some((VhostUserInflight::new(len, offset, queues, self.queue_size), file))
     }
 
     /// Whether some of it was not there when it was used.

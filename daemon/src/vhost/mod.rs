@@ -11,9 +11,10 @@
 //! Read in this order: [`session`] (messages, and when a ring runs), [`ring`] (one split
 //! virtqueue), [`queue`] (frames in and out of it; [`packets`] is that for sockets). Below them:
 //! [`protocol`] (messages on a socket), [`guest_mem`] (mapped memory), [`vring`] (a queue's
-//! descriptors), [`inflight`] (the log for a restart), [`dirty`] (that of
-//! written pages, for a migration), [`device`] (the kinds of devices),
-//! [`features`] and [`vsock`] (their offers). The port around it is `port::vhost_user`.
+//! descriptors), [`inflight`] (the log for a restart), [`dirty`] (that of written pages, for a
+//! migration), [`device`] (the kinds of devices), [`features`] and [`vsock`] (their offers),
+//! [`locker`] (the place of a connection for the next daemon). The port around it is
+//! `port::vhost_user`.
 //!
 //! # Whom we trust
 //!
@@ -34,6 +35,7 @@ pub mod features;
 pub mod guest_mem;
 pub mod inflight;
 pub mod listener;
+pub(crate) mod locker;
 pub mod packets;
 pub mod protocol;
 pub mod queue;

@@ -200,6 +200,11 @@ impl Channel {
         poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
     }
 
+    /// Whether part of a message has been read.
+    pub(crate) const fn is_amid_message(&self) -> bool {
+        !self.bytes.is_empty()
+    }
+
     /// Hangs up, and gives the socket back, to be taken out of an epoll set before it is closed.
     #[must_use]
     pub fn into_fd(self) -> Foreign {

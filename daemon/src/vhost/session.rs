@@ -19,6 +19,7 @@
 //! free.
 
 mod logs;
+pub(crate) mod record;
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;

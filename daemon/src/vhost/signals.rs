@@ -204,6 +204,11 @@ impl Notifier {
         Ok(Self(Arc::new(Line { fd, is_pipe, conduct, written, is_queued })))
     }
 
+    /// The descriptor, to pass it on.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.0.fd.as_fd()
+    }
+
     /// Notifies, perhaps a little later. If the counter or pipe is full, a notification is pending
     /// anyway; if the other end is gone, the connection will say so.
     pub fn notify(&self) {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::num::NonZeroU64;
+use std::sync::Arc;
 
 use nightporter_core::engine::{AddPortError, Direction, Engine};
 use nightporter_core::port::{PortConfig, PortFeatures, PortId};
@@ -23,6 +24,7 @@ use crate::closer;
 use crate::config::VmConfig;
 use crate::port::Port;
 use crate::resting::Resting;
+use crate::supervisor::Supervisor;
 use crate::token::{Token, watch_for};
 
 /// How often queues without notifications are polled. A thousand times a second costs a worker
@@ -62,6 +64,8 @@ pub(super) struct DataPath {
     pub(super) overlays: BTreeMap<u32, PortId>,
     /// The links of VMs that have changed since control was told, and their listeners.
     pub(super) links: BTreeMap<String, (bool, Option<Listeners>)>,
+    /// It keeps the connections of VMMs for the next daemon.
+    pub(super) supervisor: Option<Arc<Supervisor>>,
 }
 
 impl DataPath {
@@ -84,6 +88,7 @@ impl DataPath {
             faults_seen: 0,
             overlays: BTreeMap::new(),
             links: BTreeMap::new(),
+            supervisor: None,
         }
     }
 
@@ -92,10 +97,13 @@ impl DataPath {
         &mut self,
         now: Instant,
         epoll: &Epoll,
-        port: Port,
+        mut port: Port,
         config: PortConfig,
     ) -> Result<PortId, AddPortError> {
         let name = config.name.clone();
+        if let (Port::Guest(guest), Some(supervisor)) = (&mut port, &self.supervisor) {
+            guest.port.keep_with(supervisor);
+        }
         let id = self.turn.add_port(now, &mut self.engine, config)?;
         if let Port::Guest(guest) = &port {
             guest.port.writes_aside();

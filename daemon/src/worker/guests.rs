@@ -7,12 +7,14 @@ use nightporter_core::wire::vlan;
 use nix::sys::epoll::Epoll;
 
 use super::data_path::DataPath;
+use crate::closer;
 use crate::faults;
 use crate::port::front_end::{FRONT_ENDS_PER_TURN, hear, watch};
 use crate::port::vhost_user::bans;
 use crate::sleeps;
 use crate::sockets::orders::Order;
 use crate::token::Token;
+use crate::vhost::locker::Locker;
 use crate::vhost::{Event, Source};
 
 /// EtherType of a reverse ARP (RFC 903).
@@ -52,6 +54,23 @@ impl DataPath {
         guest.port.handle_kick(vring);
         self.turn.handle_kick(now, &mut self.engine, port);
         self.handle_guest_events(now, epoll, port);
+    }
+
+    /// Goes on with the connections of VMMs that the last daemon has left.
+    pub(super) fn take_over(&mut self, now: Instant, epoll: &Epoll, lockers: Vec<Locker>) {
+        for locker in lockers {
+            let port = self.ports.find(locker.vm());
+            match port.and_then(|port| Some((port, self.ports.guest_mut(port)?))) {
+                Some((port, guest)) => {
+                    guest.port.take_over(locker);
+                    self.handle_guest_events(now, epoll, port);
+                }
+                None => {
+                    tracing::info!(vm = locker.vm(), "a VMM of a VM that is configured no more");
+                    closer::later(None, locker.discard());
+                }
+            }
+        }
     }
 
     /// A VMM has messages.

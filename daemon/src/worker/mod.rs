@@ -27,6 +27,7 @@ mod watch;
 use std::io;
 use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use nightporter_core::engine::{AddPortError, Engine, Restarted};
 use nightporter_core::port::{PortConfig, PortId};
@@ -37,8 +38,10 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollTimeout};
 use crate::polling::Polling;
 use crate::port::Port;
 use crate::sockets::orders::FramesMail;
+use crate::supervisor::Supervisor;
 use crate::timer::{Timer, monotonic_now};
 use crate::token::{Token, watch_for};
+use crate::vhost::locker::Locker;
 use crate::watchdog;
 use data_path::DataPath;
 use executor::Executor;
@@ -129,7 +132,13 @@ impl Worker {
         self.path.booster.set_listener(&self.epoll, listener, rt_priority)
     }
 
-    /// Looks for promises that a predecessor left in the arena; call after all ports were added.
+    /// Connections of VMMs are kept for the next daemon. To be called before there are ports.
+    pub(crate) fn set_supervisor(&mut self, supervisor: Option<Arc<Supervisor>>) {
+        self.path.supervisor = supervisor;
+    }
+
+    /// Looks for promises that a predecessor left in the arena, then for connections of VMMs that
+    /// were kept for us; call after all ports were added.
     pub(crate) fn handle_restart(&mut self) {
         let Restarted { resumed, reset } = self.path.engine.handle_restart(monotonic_now());
         if resumed > 0 {
@@ -138,6 +147,8 @@ impl Worker {
         if reset > 0 {
             tracing::warn!(reset, "connections lost bytes in the restart and were reset");
         }
+        let lockers = self.path.supervisor.as_ref().map(Locker::all_of).unwrap_or_default();
+        self.path.take_over(monotonic_now(), &self.epoll, lockers);
     }
 
     /// Works until control says that it stops, or control's thread or the sockets' worker has ended

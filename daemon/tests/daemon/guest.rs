@@ -279,6 +279,22 @@ impl Guest {
         }
     }
 
+    /// Puts a frame that needs nothing into its ring, and waits for nobody.
+    pub(crate) fn puts(&mut self, frame: &[u8]) {
+        let old = self.tx.avail_idx;
+        let at = TX_FRAMES + self.sent % TX_FRAMES_COUNT * TX_FRAME_LEN;
+        self.sent += 1;
+        let bytes = [&[0; VirtioNetHdr::LEN_MRG][..], frame].concat();
+        self.ram.write(at, &bytes);
+        self.tx.offer(&[(at, u32::try_from(bytes.len()).unwrap())], 0);
+        self.kick(1, old);
+    }
+
+    /// Its VMM's connection.
+    pub(crate) fn connection(&self) -> &UnixStream {
+        &self.stream
+    }
+
     /// Sends one frame that needs nothing.
     pub(crate) fn send_plain(&mut self, frame: &[u8]) {
         self.send(&[(VirtioNetHdr::default(), frame.to_vec())]);
@@ -336,6 +352,11 @@ impl Guest {
     pub(crate) fn begins_to_ask_for_features(mut stream: &UnixStream) {
         let words = [u32::from(Req::GET_FEATURES), 1, 0];
         stream.write_all(&words.map(u32::to_ne_bytes).concat()).unwrap();
+    }
+
+    /// Half of that.
+    pub(crate) fn begins_to_ask_for_half(mut stream: &UnixStream) {
+        stream.write_all(&u32::from(Req::GET_FEATURES).to_ne_bytes()).unwrap();
     }
 
     /// And waits for the answer.

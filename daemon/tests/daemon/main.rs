@@ -33,9 +33,12 @@ mod socket_limits;
 mod sockets;
 mod starting;
 mod switch;
+#[allow(dead_code)] // shared with the lab, which uses more of it
+mod systemd;
 mod toe;
 mod trust;
 mod turns;
 #[cfg(feature = "ucx")]
 mod ucx;
+mod upgrade;
 mod uplinks;

@@ -83,6 +83,7 @@ impl<D: Device> VhostUserPort<D> {
     pub fn close(&mut self) {
         self.stop_listening();
         self.disconnect("the VM was removed");
+        self.keeping.end();
     }
 
     /// Front-ends that wait there may have passed any descriptors: these are closed where they
