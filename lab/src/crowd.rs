@@ -288,7 +288,7 @@ fn start(
     }
     let config = dir.join("crowd.toml");
     fs::write(&config, text).context("writing the configuration")?;
-    launch(&config, &dir.join("log"))
+    launch(&config, &dir.join("log"), None)
 }
 
 /// An operator.

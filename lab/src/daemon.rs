@@ -10,9 +10,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nightporter_guest::bootline::Nic;
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::process::{CpuUse, Process, run};
+use crate::systemd::Systemd;
 use crate::vmm::Vmm;
 
 /// How long the daemon may take to listen.
@@ -48,6 +50,8 @@ pub struct Daemon {
     process: Process,
     control: PathBuf,
     dir: PathBuf,
+    /// The supervisor of the run.
+    systemd: Systemd,
 }
 
 impl Daemon {
@@ -72,9 +76,10 @@ impl Daemon {
     pub fn start_as(text: &str, sockets: &[String], dir: &Path, log: &Path) -> Result<Self> {
         let config = dir.join(CONFIGURATION);
         fs::write(&config, text).context("writing the configuration")?;
-        let process = launch(&config, log)?;
+        let mut systemd = Systemd::new(dir.join("notify")).context("making a socket")?;
+        let process = launch(&config, log, Some(&mut systemd))?;
         let control = dir.join("control.sock");
-        let mut daemon = Self { process, control: control.clone(), dir: dir.to_owned() };
+        let mut daemon = Self { process, control: control.clone(), dir: dir.to_owned(), systemd };
         let mut sockets: Vec<PathBuf> = sockets.iter().map(|name| dir.join(name)).collect();
         sockets.push(control);
         let deadline = Instant::now() + START_LIMIT;
@@ -192,13 +197,32 @@ impl Daemon {
         Process::spawn("nightporter capture", command, log)
     }
 
-    /// Kills it, as a crash would, and starts it again with what it has left; returns when that
-    /// answers.
+    /// Kills it, as a crash would, and starts it again with what it has left, but for its VMMs,
+    /// which connect again; returns when that answers.
     ///
     /// # Errors
     /// It did not start again.
     pub fn crash(&mut self, log: &Path) -> Result<()> {
         self.kill();
+        self.systemd.forgets();
+        self.start_again(log)
+    }
+
+    /// Its VMMs are not kept for the next daemon.
+    pub fn forget_vmms(&mut self) {
+        self.systemd.forgets();
+    }
+
+    /// Ends it by this signal, and starts it again with what is kept for it; returns when that
+    /// answers.
+    ///
+    /// # Errors
+    /// It did not end, or not start again.
+    pub fn restart(&mut self, by: Signal, log: &Path) -> Result<()> {
+        match by {
+            Signal::SIGKILL => self.kill(),
+            _ => drop(self.process.terminate(STOP_LIMIT)?),
+        }
         self.start_again(log)
     }
 
@@ -212,7 +236,8 @@ impl Daemon {
     /// # Errors
     /// It did not start.
     pub fn start_again(&mut self, log: &Path) -> Result<()> {
-        self.process = launch(&self.dir.join(CONFIGURATION), log)?;
+        let config = self.dir.join(CONFIGURATION);
+        self.process = launch(&config, log, Some(&mut self.systemd))?;
         let deadline = Instant::now() + START_LIMIT;
         while self.cli(&["status"]).is_err() {
             self.process.check_alive()?;
@@ -262,19 +287,20 @@ impl Daemon {
     }
 }
 
-/// Starts the daemon with this configuration; its output goes to `log`.
-pub(crate) fn launch(config: &Path, log: &Path) -> Result<Process> {
-    let program = sibling("nightporterd")?;
+/// Starts the daemon with this configuration, by a supervisor if there is one; its output goes to
+/// `log`.
+pub(crate) fn launch(config: &Path, log: &Path, systemd: Option<&mut Systemd>) -> Result<Process> {
+    let daemon = sibling("nightporterd")?;
     let text = fs::read_to_string(config).context("reading the configuration")?;
-    let mut command = if text.contains("\ntap = ") {
+    let has_taps = text.contains("\ntap = ");
+    let program = if has_taps { Path::new("unshare") } else { &daemon };
+    let (mut command, _copies) =
+        systemd.map_or_else(|| (Command::new(program), Vec::new()), |it| it.command(program));
+    if has_taps {
         // It looks for attached taps in /sys, where interfaces are those of who has mounted it.
-        let mut command = Command::new("unshare");
         let mounted = "mount -t sysfs none /sys && exec \"$0\" \"$@\"";
-        command.args(["--mount", "sh", "-c", mounted]).arg(program);
-        command
-    } else {
-        Command::new(program)
-    };
+        command.args(["--mount", "sh", "-c", mounted]).arg(&daemon);
+    }
     command.arg("--config").arg(config).stdin(Stdio::null());
     Process::spawn("nightporterd", command, log)
 }

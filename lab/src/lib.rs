@@ -69,3 +69,6 @@ pub mod world;
 mod cpio;
 mod front_end;
 mod sys;
+#[allow(dead_code)] // shared with the tests of the daemon, which use more of it
+#[path = "../../daemon/tests/daemon/systemd.rs"]
+mod systemd;

@@ -6,6 +6,7 @@
 mod attached;
 mod containers;
 mod correct;
+mod gaps;
 mod killed;
 mod migrated;
 mod programs;
@@ -61,7 +62,7 @@ enum Run {
 
 /// Name, guests by kind, what happens in the world. A scenario whose name begins with `long_` is
 /// run only if asked for.
-const IN_WORLD: [(&str, Kind, InWorld); 26] = [
+const IN_WORLD: [(&str, Kind, InWorld); 27] = [
     ("ten_megabytes_arrive_whole_each_way_and_as_an_echo", Kind::Qemu, ten_megabytes_each_way),
     ("a_user_mode_linux_guest_takes_and_sends_data", Kind::Uml, ten_megabytes_each_way),
     ("threads_of_a_user_mode_linux_guest_keep_their_vector_registers", Kind::Uml, vectors),
@@ -85,6 +86,7 @@ const IN_WORLD: [(&str, Kind, InWorld); 26] = [
         Kind::Qemu,
         killed::a_hundred_times,
     ),
+    ("long_gaps_of_a_guest_around_restarts", Kind::Qemu, gaps::run),
     ("what_comes_by_a_tap_that_is_attached_is_never_lost", Kind::QemuAttached, attached::run),
     ("long_life_of_an_attached_tap_of_user_mode_linux", Kind::UmlAttached, attached::run),
     ("two_user_mode_linux_guests_have_sockets_over_their_host", Kind::UmlToe, sockets::run),

@@ -1,13 +1,15 @@
-//! A daemon that is killed again and again while connections carry data: each next one goes on
-//! with them (issue 43, section 1).
+//! A daemon that is killed or restarted again and again while connections carry data: each next one
+//! goes on with them (issue 43, sections 1 and 2).
 
 use std::fs;
 use std::io::ErrorKind;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
 use nightporter_guest::data::splitmix64;
+use nix::sys::signal::Signal;
 
 use super::{LIMIT, MB, nightporter};
 use crate::download::download;
@@ -52,7 +54,41 @@ pub(super) fn a_hundred_times(world: &mut World) -> Result<()> {
     run(world, 100)
 }
 
-/// Kills the daemon at a random moment of each of `kills` transfers, and starts the next.
+/// The way of a daemon to the next one.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    /// It is killed, and QEMU connects again.
+    Crash,
+    /// By this signal, and a supervisor keeps QEMU's connection.
+    Kept(Signal),
+}
+
+const WAYS: [Way; 4] =
+    [Way::Crash, Way::Kept(Signal::SIGKILL), Way::Crash, Way::Kept(Signal::SIGTERM)];
+
+impl Way {
+    /// Takes it; returns when the next daemon answers.
+    fn take(self, world: &mut World, log: &Path) -> Result<()> {
+        match self {
+            Self::Crash => world.daemon()?.crash(log),
+            Self::Kept(signal) => world.daemon()?.restart(signal, log),
+        }
+    }
+
+    /// Whether QEMU had to connect to the daemon of this log, as it should.
+    fn check(self, log: &str) -> Result<()> {
+        let (kept, anew) =
+            (log.contains("is still connected"), log.contains("a front-end connected"));
+        let is_right = match self {
+            Self::Crash => !kept && anew,
+            Self::Kept(_) => kept && !anew,
+        };
+        ensure!(is_right, "{self:?}: kept: {kept}, connected again: {anew}");
+        Ok(())
+    }
+}
+
+/// Ends the daemon at a random moment of each of `kills` transfers, and starts the next.
 fn run(world: &mut World, kills: u64) -> Result<()> {
     let mut random = SystemTime::now().duration_since(UNIX_EPOCH)?.subsec_nanos().into();
     println!("the moments are those of {random}");
@@ -63,22 +99,23 @@ fn run(world: &mut World, kills: u64) -> Result<()> {
         world.remote().enter(|| load.carry(1))?;
         *takes = begun.elapsed();
     }
-    let mut longest = Duration::ZERO;
+    let mut longest = [Duration::ZERO; 2];
     let (mut resumed, mut reset, mut over) = (0, 0, 0);
-    for (n, (load, takes)) in (0..kills).zip(LOADS.into_iter().zip(typical).cycle()) {
+    let loads = LOADS.into_iter().zip(typical).cycle();
+    for ((n, way), (load, takes)) in (0..kills).zip(WAYS.into_iter().cycle()).zip(loads) {
         // In the first four fifths: transfers vary, and a kill behind one shows nothing.
         let part = 0.8 * (splitmix64(&mut random) >> 11) as f64 / (1_u64 << 53) as f64;
         let moment = takes.mul_f64(part);
         let log = log_dir("when_its_daemon_was_killed")?.join(format!("{n}.log"));
         let remote = world.remote().clone();
         let begun = Instant::now();
-        let what = || format!("kill {n}, {moment:?} after an {load:?} began");
+        let what = || format!("{way:?} {n}, {moment:?} after an {load:?} began");
         thread::scope(|scope| {
             let carrying = scope.spawn(move || remote.enter(|| load.carry(n + 2)));
             thread::sleep(moment); // the kill is to come at any moment, also before a connection
             let is_amid = !carrying.is_finished();
             let killed = Instant::now();
-            world.daemon()?.crash(&log)?;
+            way.take(world, &log)?;
             let away = killed.elapsed();
             let outcome = carrying.join().expect("does not panic");
             if outcome.as_ref().is_err_and(is_reset) {
@@ -87,13 +124,15 @@ fn run(world: &mut World, kills: u64) -> Result<()> {
                 outcome.with_context(what)?;
             }
             if is_amid {
-                longest = longest.max(begun.elapsed().saturating_sub(takes + away));
+                let longest = &mut longest[usize::from(matches!(way, Way::Kept(_)))];
+                *longest = begun.elapsed().saturating_sub(takes + away).max(*longest);
             } else {
                 over += 1;
             }
             anyhow::Ok(())
         })?;
         let log = fs::read_to_string(&log).with_context(|| log.display().to_string())?;
+        way.check(&log).with_context(what)?;
         resumed += u32::from(log.contains("connections go on when their guests are back"));
     }
     ensure!(
@@ -102,10 +141,12 @@ fn run(world: &mut World, kills: u64) -> Result<()> {
     );
     ensure!(reset == 0, "{reset} of {kills} connections were reset");
     ensure!(resumed > 0, "no daemon went on with a connection of the one before");
+    let [again, kept] = longest;
     println!(
-        "{kills} kills, {over} of them behind a transfer; {reset} resets; {resumed} daemons \
-         went on with a connection that owed; a transfer took {longest:?} longer at most, the \
-         daemon's absence not counted"
+        "{kills} kills and restarts, {over} of them behind a transfer; {reset} resets; {resumed} \
+         daemons went on with a connection that owed; a transfer took {again:?} longer at most \
+         where QEMU connected again, and {kept:?} where it did not, the daemon's absence not \
+         counted"
     );
     Ok(())
 }
