@@ -157,6 +157,7 @@ mod tests {
     #[test]
     fn what_is_listed_is_told_and_what_is_taken_off_the_list_is_gone() {
         let mut list = Listed::new(vec![station(MAC, 2)]).unwrap();
+        assert_eq!((list.kind(), list.is_shared()), ("list", false));
         assert_eq!(news(&mut list), [told(MAC, Some(station(MAC, 2)))]);
         list.set_list(vec![station(MAC, 2), station(OTHER, 2)]);
         assert_eq!(news(&mut list), [told(OTHER, Some(station(OTHER, 2)))]);

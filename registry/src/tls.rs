@@ -190,4 +190,14 @@ mod tests {
         assert!(!tls.renew().unwrap(), "it is said once");
         assert_eq!(tls.config(), "22");
     }
+
+    #[test]
+    fn a_damaged_file_is_named_with_what_is_wrong_and_without_its_content() {
+        let ca = std::env::temp_dir().join(format!("np-pem-{}", std::process::id()));
+        std::fs::write(&ca, "-----BEGIN CERTIFICATE-----\nc2VjcmV0\n").unwrap();
+        let files = Files { ca: ca.clone(), own: None };
+        let error = files.read_ca().unwrap_err().to_string();
+        assert_eq!(error, format!("{}: the end of a section is missing", ca.display()));
+        std::fs::remove_file(&ca).unwrap();
+    }
 }

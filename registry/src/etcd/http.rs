@@ -455,6 +455,8 @@ fn parse_head(head: &[u8]) -> io::Result<Head> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Shutdown, TcpListener};
+
     use super::*;
 
     #[test]
@@ -489,5 +491,47 @@ mod tests {
         assert!(Chunks::default().take(&mut bad, &mut Vec::new()).is_err());
         let mut endless = vec![b'1'; HEAD_MAX + 1];
         assert!(Chunks::default().take(&mut endless, &mut Vec::new()).is_err());
+    }
+
+    /// A connection to a member that has said this, and is gone.
+    fn conn(said: &str) -> Conn {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let near = TcpStream::connect(address).unwrap();
+        let (mut far, _) = listener.accept().unwrap();
+        far.write_all(said.as_bytes()).unwrap();
+        far.shutdown(Shutdown::Write).unwrap();
+        let patience = Patience::new(Duration::from_secs(60), Stop::new().unwrap());
+        Conn::open(Endpoint { address, is_tls: false }, near, None, &patience).unwrap()
+    }
+
+    #[test]
+    fn a_body_that_says_that_it_is_too_long_is_not_waited_for() {
+        let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", BODY_MAX + 1);
+        let error = conn(&head).ask("/", None, b"").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
+    }
+
+    #[test]
+    fn an_endless_answer_that_ends_gives_its_lines_and_then_an_error() {
+        let said = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nab\nc\r\n";
+        let mut lines = conn(said).follow("/", None, b"").unwrap();
+        // The end comes after the bytes, perhaps in a call of its own.
+        let mut got = vec![];
+        let kinds: Vec<_> = (0..10)
+            .filter_map(|_| {
+                wait_for(&lines);
+                lines.take().map(|some| got.extend(some)).err()
+            })
+            .map(|error| error.kind())
+            .collect();
+        assert_eq!(got, [b"ab"]);
+        assert!(kinds.len() > 7 && kinds.iter().all(|kind| *kind == io::ErrorKind::UnexpectedEof));
+    }
+
+    fn wait_for(lines: &Lines) {
+        let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
+        let mut fds = [PollFd::from_borrowed_fd(lines.fd(), PollFlags::IN)];
+        assert_eq!(poll(&mut fds, Some(&limit)).unwrap(), 1);
     }
 }

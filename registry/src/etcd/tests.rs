@@ -342,7 +342,7 @@ fn relay(mut from: TcpStream, mut to: TcpStream, gate: &(Mutex<bool>, Condvar)) 
 #[test]
 fn a_thread_that_has_ended_is_told_of_once() {
     let (mut etcd, thread) = Etcd::prepare(config(vec![])).unwrap();
-    assert_eq!(etcd.poll(), None);
+    assert_eq!((etcd.kind(), etcd.is_shared(), etcd.poll()), ("etcd", true, None));
     drop(thread);
     assert!(matches!(etcd.poll(), Some(News::Link(Err(_)))));
     assert_eq!(etcd.poll(), None);

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use serde::Deserialize;
 
 use super::source::{Edit, Mutated, mutate};
@@ -51,8 +51,8 @@ const SUBJECTS: &[Subject] = &[
     Subject {
         folder: "daemon",
         package: "nightporterd",
-        members: &["daemon", "api", "boost", "core", "check", "testkit", "registry"],
-        read: &["docs", "packaging"],
+        members: &["daemon", "api", "attach", "boost", "core", "check", "testkit", "registry"],
+        read: &["docs", "examples", "packaging"],
         tests: &[LIB, "vhost_user"], // in one process each: nothing of it outlives a panic
         has_seeds: false,
     },
@@ -258,13 +258,14 @@ impl Workshop<'_> {
         Ok(cargo)
     }
 
-    /// Cargo's messages, and whether all went well.
-    fn messages(&self, args: &[&str]) -> anyhow::Result<(Vec<Message>, bool)> {
+    /// Cargo's messages, and if not all went well, what it says besides.
+    fn messages(&self, args: &[&str]) -> anyhow::Result<(Vec<Message>, Option<String>)> {
         let mut cargo = self.command(args)?;
         let output = cargo.arg("--message-format=json").output().context("run cargo")?;
         let text = String::from_utf8_lossy(&output.stdout);
         let messages = text.lines().filter_map(|line| serde_json::from_str(line).ok());
-        Ok((messages.collect(), output.status.success()))
+        let said = || String::from_utf8_lossy(&output.stderr).into_owned();
+        Ok((messages.collect(), (!output.status.success()).then(said)))
     }
 
     /// Builds the tests. The mutations that the compiler's errors speak of: if there are any, it
@@ -279,7 +280,7 @@ impl Workshop<'_> {
             LIB => vec![LIB],
             name => vec!["--test", name],
         }));
-        let (messages, well) = self.messages(&args)?;
+        let (messages, failure) = self.messages(&args)?;
         let mut broken = BTreeSet::new();
         let diagnostics = messages.iter().filter_map(|m| m.message.as_ref());
         for error in diagnostics.filter(|d| d.level == "error") {
@@ -292,7 +293,9 @@ impl Workshop<'_> {
             ensure!(about_all || !named.is_empty(), "the crate as it is does not compile:\n{text}");
             broken.extend(named);
         }
-        ensure!(well || !broken.is_empty(), "cargo test --no-run fails and names no place");
+        if let Some(said) = failure {
+            ensure!(!broken.is_empty(), "cargo test --no-run fails and names no place:\n{said}");
+        }
         Ok((messages, broken))
     }
 
@@ -312,8 +315,9 @@ impl Workshop<'_> {
 
     fn simulator(&self) -> anyhow::Result<PathBuf> {
         let what = ["build", "--package=nightporter-sim", "--profile=sim"];
-        let (_, well) = self.messages(&what)?;
-        ensure!(well, "the simulator does not build with the mutated core");
+        if let (_, Some(said)) = self.messages(&what)? {
+            bail!("the simulator does not build with the mutated core:\n{said}");
+        }
         Ok(self.target.join("sim/nightporter-sim"))
     }
 }
@@ -344,4 +348,28 @@ fn put(path: &Path, text: &str) -> anyhow::Result<()> {
     }
     std::fs::create_dir_all(path.parent().unwrap_or(path))?;
     std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_has_all_crates_that_it_needs() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let read = |file: String| std::fs::read_to_string(root.join(file)).unwrap();
+        let all = read("Cargo.toml".into());
+        for subject in SUBJECTS {
+            for member in subject.members {
+                let manifest = read(format!("{member}/Cargo.toml"));
+                let needed =
+                    manifest.lines().filter_map(|line| line.strip_suffix(".workspace = true"));
+                for name in needed.filter(|name| name.starts_with("nightporter")) {
+                    let (_, folder) = all.split_once(&format!("\n{name} = {{ path = \"")).unwrap();
+                    let folder = folder.split('"').next().unwrap();
+                    assert!(subject.members.contains(&folder), "{folder}, for {member}");
+                }
+            }
+        }
+    }
 }
