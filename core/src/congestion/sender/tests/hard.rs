@@ -41,6 +41,35 @@ fn a_loss_in_the_next_window_reduces_it_again() {
 }
 
 #[test]
+fn losses_of_one_window_that_are_found_one_after_the_other_reduce_it_once() {
+    // 10000 was under way when the window was reduced for 0, and is found lost a round trip later.
+    let trace = Trace::run(
+        &reno(),
+        us,
+        "0   offer 500000
+             > 0:10000
+         100 ack 0 1000:2000
+             > 10000:11000
+         101 ack 0 1000:3000
+             > 11000:12000
+         102 ack 0 1000:4000
+             > again 0:1000
+         108 ack 0 1000:10000
+             > 12000:14000
+         201 ack 0 1000:10000 11000:12000
+             > again 10000:11000, 14000:15000
+         202 ack 10000 11000:12000
+             > 15000:16000
+         208 ack 10000 11000:14000
+             > 16000:18000
+         301 ack 16000
+             > 18000:21000",
+    );
+    let (s, c) = (&trace.sender, trace.sender.controller());
+    assert_eq!((s.phase(), c.ssthresh()), (Phase::Open, 5000));
+}
+
+#[test]
 fn copies_of_one_round_trip_that_are_lost_reduce_the_window_once() {
     // Both copies, of 0 and of 10000, are lost: two ACKs tell, and one reduction answers, for the
     // second copy left before it.
