@@ -5,6 +5,7 @@
 //! the connection is a byte stream: pcap or text, until either side closes.
 #![forbid(unsafe_code)]
 
+mod attached;
 mod flows;
 mod histogram;
 mod macs;
@@ -14,6 +15,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+pub use attached::AttachedStatus;
 pub use flows::{FlowInfo, FlowPage, SendInfo, StandingFlow};
 pub use histogram::Histogram;
 pub use macs::{MacCursor, MacInfo, MacPage};
@@ -479,27 +481,6 @@ pub struct VmStatus {
     /// Counters since the daemon started, by name: `core/src/counters.rs` lists them all.
     #[serde(flatten)]
     pub counters: BTreeMap<String, u64>,
-}
-
-/// A VM's tap, since it was attached (docs/taps.md).
-#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
-pub struct AttachedStatus {
-    /// Frames of the VM that passed the daemon by, because it was away.
-    pub plain_from_vm: u64,
-    /// And those for the VM.
-    pub plain_to_vm: u64,
-    /// Frames of the VM that were lost, because the daemon did not take them in time.
-    pub lost_from_vm: u64,
-    /// And those for the VM.
-    pub lost_to_vm: u64,
-    /// Frames that its VMM has yet to read.
-    pub queue_frames: u64,
-    /// Their bytes.
-    pub queue_bytes: u64,
-    /// The most frames that the daemon puts there.
-    pub window_frames: u64,
-    /// And the most bytes.
-    pub window_bytes: u64,
 }
 
 /// A VM's account at the booster (docs/boost.md), as `nightporter-boost` tells it. Counters are

@@ -36,6 +36,8 @@ struct plain {
 	__u64 frames;
 	__u64 bytes;
 	__u64 unread;
+	// All frames pass plain: the daemon wants none for now.
+	volatile __u64 all;
 };
 
 static __u64 (*ktime_get_ns)(void) = (void *)BPF_FUNC_ktime_get_ns;
@@ -152,16 +154,17 @@ SECTION("turn") int turn_frame(struct __sk_buff *skb)
 	volatile struct area *area = AREA;
 	__u64 now = ktime_get_ns();
 	__u64 first = area->turned_at;
-	if (first && (__s64)(now - first) > (__s64)area->limit_ns) {
+	struct plain *plain = PLAIN;
+	__u64 all = plain->all;
+	if (all || (first && (__s64)(now - first) > (__s64)area->limit_ns)) {
 		// A daemon that is back stores 0, then reads count and bits. This adds with a full barrier,
 		// then looks again: so either it turns the frame, or the daemon sees that it passed. Another
 		// time is that of a frame which was turned since: the daemon was back.
-		struct plain *plain = PLAIN;
 		note(skb, (struct area *)area, plain);
 		__u64 before = __sync_fetch_and_add(&plain->frames, 1);
 		asm volatile("" ::"r"(before)); // unused, it would be an add without a barrier
 		__u64 again = area->turned_at;
-		if (again == first)
+		if (all ? plain->all : again == first)
 			return TC_ACT_UNSPEC;
 		first = again;
 	}

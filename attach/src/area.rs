@@ -20,7 +20,8 @@ const FIRST_WORDS: usize = 8;
 const HASH_BITS: u32 = 16;
 /// Of the bits of all hashes.
 const BIT_WORDS: usize = 1 << HASH_BITS >> 6;
-/// Of a direction of a slot: plain frames, their bytes, and those frames that were not understood.
+/// Of a direction of a slot: plain frames, their bytes, those frames that were not understood, and
+/// whether all are to pass.
 const WAY_WORDS: usize = 4;
 /// Ports of one area.
 pub const SLOTS: usize = 252;
@@ -186,6 +187,23 @@ impl View {
     /// handshake is in `bpf/turn.bpf.c`).
     pub fn wake(&self) {
         self.0[0].store(0, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Frames that find one turned so long ago pass plain.
+    #[must_use]
+    pub fn limit_ns(&self) -> u64 {
+        self.0[1].load(Ordering::Relaxed)
+    }
+
+    /// From now on all frames of a slot pass plain, are counted, and mark their connections; or
+    /// none does while the worker is awake. Counts and bits that are read from then on have all
+    /// that passed before, as after [`Self::wake`].
+    pub fn set_plain(&self, slot: usize, all: bool) {
+        for program in [Program::TurnFromVm, Program::TurnFromNet] {
+            let at = plain_at(slot, program) as usize / size_of::<u64>();
+            self.0[at + WAY_WORDS - 1].store(all.into(), Ordering::Relaxed);
+        }
         fence(Ordering::SeqCst);
     }
 

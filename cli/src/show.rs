@@ -99,6 +99,14 @@ pub(crate) fn troubles(out: &mut dyn Write, name: &str, vm: &VmStatus) -> io::Re
             }
         }
     }
+    if let Some(ms) = vm.attached.and_then(|tap| tap.plain_for_ms) {
+        let seconds = ms.div_ceil(1000);
+        writeln!(
+            out,
+            "{name} is a plain tap for {seconds} s more, because the daemon was away three times \
+             in 10 s: give it a core (daemon.cpu) or a priority (daemon.rt_priority)"
+        )?;
+    }
     if vm.ring_faults > 0 {
         writeln!(
             out,
@@ -484,7 +492,12 @@ mod tests {
             vm: Some(vm),
             ..PortStatus::default()
         };
-        let attached = AttachedStatus { plain_to_vm: 3, lost_from_vm: 7, ..Default::default() };
+        let attached = AttachedStatus {
+            plain_to_vm: 3,
+            lost_from_vm: 7,
+            plain_for_ms: Some(9001),
+            ..Default::default()
+        };
         let vnet0 = PortStatus {
             name: "vnet0".into(),
             kind: "vm".into(),
@@ -530,7 +543,9 @@ mod tests {
              web1 has a limit of 100 Mbit/s to it\n\
              0 frames of vnet0 and 3 for it passed the daemon by, because it was away\n\
              7 frames of vnet0 and 0 for it were lost, because the daemon did not take them in \
-             time\n"
+             time\n\
+             vnet0 is a plain tap for 10 s more, because the daemon was away three times in 10 s: \
+             give it a core (daemon.cpu) or a priority (daemon.rt_priority)\n"
         );
     }
 

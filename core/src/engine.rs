@@ -337,12 +337,13 @@ impl<'m> Engine<'m> {
         }
     }
 
-    /// Whether no flow of this VM owes a byte, FIN or RST. It is false until a drain has reached
-    /// all of them, because the others still make promises.
+    /// Whether no flow of this VM owes a byte, FIN or RST. It is false until a drain, or late ACKs,
+    /// have reached all of them, because the others still make promises.
     #[must_use]
     pub fn is_drained(&self, port: PortId) -> bool {
         let owes = self.port(port).is_some_and(|p| p.vm.owing_flows > 0);
-        !owes && !self.walks.any_of(Deed::Drain, Some(port))
+        let is_under_way = |deed| self.walks.any_of(deed, Some(port));
+        !owes && !is_under_way(Deed::Drain) && !is_under_way(Deed::Late)
     }
 
     /// All tracked flows, in slot order.

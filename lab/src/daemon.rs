@@ -152,7 +152,16 @@ impl Daemon {
         self.of_vm(vm, |vm| Some(count(vm, "plain_from_vm")? + count(vm, "plain_to_vm")?))
     }
 
-    fn of_vm(&mut self, vm: &str, count: impl FnOnce(&Value) -> Option<u64>) -> Result<u64> {
+    /// Whether the tap of an attached VM is left plain for a while, because the daemon was away
+    /// often.
+    ///
+    /// # Errors
+    /// The daemon does not answer as expected.
+    pub fn backs_off(&mut self, vm: &str) -> Result<bool> {
+        self.of_vm(vm, |vm| Some(!vm["attached"].get("plain_for_ms")?.is_null()))
+    }
+
+    fn of_vm<T>(&mut self, vm: &str, count: impl FnOnce(&Value) -> Option<T>) -> Result<T> {
         let status = self.cli(&["--json", "status"])?;
         let status: Value = serde_json::from_str(&status).context("reading the status")?;
         let port = status["ports"].as_array().into_iter().flatten().find(|it| it["name"] == vm);

@@ -672,3 +672,30 @@ fn life_17_after_a_kill_r_is_asked_if_the_guest_has_sent_anything() {
     g.gets("1001:2001 ack 501");
     assert_eq!(w.state(), Some(State::On));
 }
+
+#[test]
+fn life_17_a_wire_that_is_plain_for_a_while_is_late_first_and_then_connections_come_back() {
+    let (w, r, g) = wire().established();
+    warms_up(&r, &g);
+    g.stops(0);
+    r.sends("1001:2001");
+    r.gets("1 ack 2001");
+    w.engine(|engine, now| engine.set_late(now, GUEST, true));
+    let may_be_plain = || w.engine(|engine, _| engine.is_drained(GUEST));
+    assert!(!may_be_plain(), "it owes");
+    r.sends("2001:3001");
+    g.runs();
+    g.gets("1001:3001");
+    g.sends("1 ack 2001");
+    assert!(may_be_plain(), "R was not told of the rest");
+    returns(&w, Passed::Segments); // the wire becomes plain
+    has_left(&w);
+    returns(&w, Passed::Segments); // and it is turned again
+    w.engine(|engine, now| engine.set_late(now, GUEST, false));
+    r.takes_all();
+    r.sends("5001:6001");
+    g.gets("5001:6001");
+    g.sends("1 ack 6001");
+    r.gets("1 ack 6001");
+    is_early(&w);
+}

@@ -114,6 +114,7 @@ impl AttachedPort {
         let Parts { index, from_vm, to_net, links, view, slot } = parts;
         let own_taps = [&from_vm, &to_net].map(|fd| tap::name_of(fd.as_fd()).unwrap_or_default());
         let plain_before = view.plain(slot.number().into());
+        view.set_plain(slot.number().into(), false); // whoever had it before
         let end = |fd: OwnedFd, name: String| {
             let config = UplinkConfig {
                 name,
@@ -171,7 +172,12 @@ impl AttachedPort {
         self.view.plain(self.slot.number().into())
     }
 
-    /// For operators.
+    /// From now on all frames pass plain, or they are turned again.
+    pub(crate) fn set_plain(&self, all: bool) {
+        self.view.set_plain(self.slot.number().into(), all);
+    }
+
+    /// For operators, as far as it is known here.
     pub(crate) fn status(&self) -> AttachedStatus {
         let Plain { from_vm, from_net, .. } = self.plain().since(&self.plain_before);
         // The kernel drops what finds the queue of a tap full, and counts it as not sent.
@@ -189,6 +195,7 @@ impl AttachedPort {
             queue_bytes: self.window.bytes as u64,
             window_frames: WINDOW_FRAMES as u64,
             window_bytes: WINDOW_BYTES as u64,
+            ..AttachedStatus::default()
         }
     }
 

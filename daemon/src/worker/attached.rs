@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use nightporter_api::AttachedStatus;
 use nightporter_attach::LINGER;
 use nightporter_attach::area::{Marked, Plain, View};
 use nightporter_core::flow::key::FlowKey;
@@ -12,6 +13,7 @@ use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::packet::{IpAddr16, IpVersion};
 use nix::sys::epoll::Epoll;
 
+use super::back_off::BackOff;
 use super::data_path::DataPath;
 use crate::port::attached::net_name;
 use crate::port::{Port, Wanted};
@@ -35,13 +37,23 @@ const WAITING_MAX: usize = 2000;
 #[derive(Debug, Default)]
 pub(super) struct AttachedTaps {
     view: Option<View>,
-    /// Their ports, and the counts of plain frames when they were last looked at.
-    list: Vec<(PortId, Plain)>,
+    list: Vec<AttachedTap>,
     logged_at: Option<Instant>,
     /// The bits that were taken last, and when.
     marked: Option<(Instant, Marked)>,
+    /// Those that were taken since a tap is plain because it backs off.
+    marked_since: Option<Marked>,
     /// Ports of which frames may wait that are older than others that passed plain.
     catching_up: Vec<CatchingUp>,
+}
+
+/// An attached tap.
+#[derive(Debug)]
+pub(super) struct AttachedTap {
+    id: PortId,
+    /// The counts of plain frames when they were last looked at.
+    seen: Plain,
+    pub(super) back_off: BackOff,
 }
 
 /// Both ends of a wire are read until they are empty, or have given all that may have waited there.
@@ -53,11 +65,53 @@ struct CatchingUp {
 }
 
 impl AttachedTaps {
+    /// Of those that back off.
+    pub(super) fn backing_off(&self, now: Instant) -> Vec<PortId> {
+        let is_one = |at: &&AttachedTap| at.back_off.plain_for(now).is_some();
+        self.list.iter().filter(is_one).map(|at| at.id).collect()
+    }
+
+    pub(super) fn of_mut(&mut self, id: PortId) -> Option<&mut AttachedTap> {
+        self.list.iter_mut().find(|at| at.id == id)
+    }
+
+    /// Frames that find one turned so long ago pass plain. `None`: no tap was ever attached.
+    pub(super) fn limit(&self) -> Option<Duration> {
+        self.view.map(|view| Duration::from_nanos(view.limit_ns()))
+    }
+
+    /// When something of one that backs off is due.
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.list.iter().filter_map(|at| at.back_off.poll_timeout()).min()
+    }
+
+    /// The tap's status, with what is known of it here.
+    pub(super) fn complete(
+        &self,
+        now: Instant,
+        id: PortId,
+        status: AttachedStatus,
+    ) -> AttachedStatus {
+        let Some(at) = self.list.iter().find(|at| at.id == id) else { return status };
+        let plain_for_ms = at.back_off.plain_for(now).map(|it| it.as_millis());
+        AttachedStatus { back_offs: at.back_off.times, plain_for_ms, ..status }
+    }
+
     /// The bits of all ports. A frame's bit may have been taken with those before, and its count be
-    /// seen only now.
-    fn take_marked(&mut self, now: Instant, view: View) -> Marked {
+    /// seen only now; or long ago, if a tap `returns` that was plain.
+    fn take_marked(&mut self, now: Instant, view: View, returns: bool) -> Marked {
         let taken = view.take_marked();
         let mut marked = taken.clone();
+        if returns && let Some(before) = &self.marked_since {
+            marked.add(before);
+        }
+        if !self.list.iter().any(|at| at.back_off.is_plain()) {
+            self.marked_since = None;
+        } else if let Some(before) = &mut self.marked_since {
+            before.add(&taken);
+        } else {
+            self.marked_since = Some(taken.clone());
+        }
         if let Some((at, before)) = self.marked.replace((now, taken))
             && now.since(at) < STALE
         {
@@ -112,7 +166,8 @@ impl DataPath {
         let name = self.ports.of(id).name.clone();
         let Some(attached) = self.ports.of_mut(id).port.as_attached_mut() else { return Ok(()) };
         self.attached.view = Some(attached.view());
-        self.attached.list.push((id, attached.plain()));
+        let (seen, back_off) = (attached.plain(), BackOff::new(now));
+        self.attached.list.push(AttachedTap { id, seen, back_off });
         let Some(end) = attached.take_end() else { return Ok(()) };
         let config = PortConfig::uplink(net_name(&name)).on_wire(net_name(&name));
         let added = self.add_port(now, epoll, Port::Uplink(end), config);
@@ -121,7 +176,8 @@ impl DataPath {
 
     /// A tap has gone, or is about to be attached anew: so does the other end of its wire.
     pub(super) fn forget_attached(&mut self, now: Instant, epoll: &Epoll, id: PortId) {
-        self.attached.list.retain(|(port, _)| *port != id);
+        self.attached.list.retain(|at| at.id != id);
+        self.engine.set_late(now, id, false); // if it backed off
         self.attached.catching_up.retain(|it| it.id != id);
         self.engine.handle_caught_up(id); // nothing waits there any more
         let is_of = |token: &Token| *token == polled(id);
@@ -159,6 +215,7 @@ impl DataPath {
         if turned_at > 0 && now.as_nanos().saturating_sub(turned_at) >= STALE.as_nanos() {
             self.discard_stale();
         }
+        let returned = self.end_back_offs(now);
         // All counts first, and then the bits, which are of all ports: programs set a bit before
         // they count.
         let changed = self.passed_frames();
@@ -167,9 +224,12 @@ impl DataPath {
         }
         for (id, _) in &changed {
             self.catch_up(*id);
+            if !returned.contains(id) {
+                self.note_absence(now, *id);
+            }
         }
         let Self { attached, ports, engine, .. } = self;
-        let marked = attached.take_marked(now, view);
+        let marked = attached.take_marked(now, view, !returned.is_empty());
         for (id, frames) in &changed {
             engine.handle_passed_plain(now, *id, |key| passed_of(key, frames, &marked));
             if attached.logged_at.is_none_or(|at| now.since(at) >= LOG_INTERVAL) {
@@ -188,7 +248,7 @@ impl DataPath {
     }
 
     /// Frames that wait at the ends of this wire are older than others that have passed it.
-    fn catch_up(&mut self, id: PortId) {
+    pub(super) fn catch_up(&mut self, id: PortId) {
         let net = self.ports.find(&net_name(&self.ports.of(id).name));
         let ends = [Some(id), net].into_iter().flatten().map(|end| {
             self.turn.wake(end);
@@ -214,14 +274,16 @@ impl DataPath {
         });
     }
 
-    /// The frames that have passed each port since it was last asked.
+    /// The frames that have passed each port since it was last asked. One that backs off is asked
+    /// when that is over.
     fn passed_frames(&mut self) -> Vec<(PortId, Plain)> {
         let Self { attached, ports, .. } = self;
-        let changed = attached.list.iter_mut().filter_map(|(id, seen)| {
-            let plain = ports.of_mut(*id).port.as_attached_mut()?.plain();
-            let frames = (plain != *seen).then(|| plain.since(seen))?;
-            *seen = plain;
-            Some((*id, frames))
+        let turned = attached.list.iter_mut().filter(|at| !at.back_off.is_plain());
+        let changed = turned.filter_map(|at| {
+            let plain = ports.of_mut(at.id).port.as_attached_mut()?.plain();
+            let frames = (plain != at.seen).then(|| plain.since(&at.seen))?;
+            at.seen = plain;
+            Some((at.id, frames))
         });
         changed.collect()
     }
@@ -230,9 +292,9 @@ impl DataPath {
     #[cold]
     fn discard_stale(&mut self) {
         let mut frames = 0;
-        for (id, _) in &self.attached.list {
-            let end = self.ports.find(&net_name(&self.ports.of(*id).name));
-            if let Some(attached) = self.ports.of_mut(*id).port.as_attached_mut() {
+        for &AttachedTap { id, .. } in &self.attached.list {
+            let end = self.ports.find(&net_name(&self.ports.of(id).name));
+            if let Some(attached) = self.ports.of_mut(id).port.as_attached_mut() {
                 frames += attached.discard(WAITING_MAX);
             }
             if let Some(Port::Uplink(tap)) = end.map(|end| &mut self.ports.of_mut(end).port) {
@@ -249,10 +311,10 @@ impl DataPath {
 
     /// Ports with frames that wait for room are looked at again soon.
     pub(super) fn poll_attached(&mut self, now: Instant) {
-        for (id, _) in &self.attached.list {
-            let port = self.ports.of_mut(*id).port.as_attached_mut();
+        for &AttachedTap { id, .. } in &self.attached.list {
+            let port = self.ports.of_mut(id).port.as_attached_mut();
             if port.is_some_and(|port| port.is_polled()) {
-                self.polled.add(now, polled(*id));
+                self.polled.add(now, polled(id));
             }
         }
     }
@@ -294,8 +356,8 @@ impl DataPath {
     /// All taps are plain: the daemon ends. Frames that were turned have been given back in the
     /// turn before.
     pub(super) fn unlink_all(&mut self) {
-        for (id, _) in &self.attached.list {
-            let port = self.ports.of_mut(*id).port.as_attached_mut();
+        for &AttachedTap { id, .. } in &self.attached.list {
+            let port = self.ports.of_mut(id).port.as_attached_mut();
             port.into_iter().for_each(|port| port.unlink());
         }
     }

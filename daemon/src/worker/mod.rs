@@ -6,6 +6,7 @@
 //! report. Only the wait blocks. The worker knows nobody above it.
 
 mod attached;
+mod back_off;
 mod capture;
 mod census;
 mod commands;
@@ -262,6 +263,7 @@ impl Worker {
         self.path.look_at_polled(now);
         let frames = self.path.turn(now);
         self.path.note_caught_up();
+        self.path.go_on_backing_off(now);
         self.path.poll_attached(now);
         self.path.handle_faults(now, &self.epoll);
         self.path.go_on_leaving(now, &self.epoll); // none whose memory was not there
@@ -276,6 +278,7 @@ impl Worker {
         self.executor.after_turn(now, &self.epoll, &mut self.path);
         let DataPath {
             engine,
+            attached,
             booster,
             heartbeats,
             resting,
@@ -287,6 +290,7 @@ impl Worker {
         } = &self.path;
         let deadlines = [
             engine.poll_timeout(),
+            attached.poll_timeout(),
             heartbeats.poll_timeout(),
             resting.poll_timeout(),
             polled.poll_timeout(),

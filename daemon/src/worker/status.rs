@@ -99,7 +99,7 @@ impl DataPath {
             ring_faults: device.ring_faults,
             memory_faults: device.memory_faults,
             blocked: device.blocked,
-            attached: at.port.attached_status(),
+            attached: at.port.attached_status().map(|it| self.attached.complete(now, id, it)),
             budget_bytes: vm.budget_pages * PAGE as u64,
             promised_bytes: vm.reserved_pages * PAGE as u64,
             held_bytes: sums.held_bytes,

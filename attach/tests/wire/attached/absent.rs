@@ -65,6 +65,27 @@ fn a_daemon_that_stands_is_a_plain_wire_and_frames_are_turned_again_when_it_goes
 }
 
 #[test]
+fn all_frames_of_a_tap_pass_plain_and_are_counted_as_long_as_the_daemon_wants_none() {
+    for (way, from) in WAYS.into_iter().flat_map(|way| SIDES.map(|side| (way, side))) {
+        World::run(ALL, PATIENCE, move |mut world| {
+            world.attach(way).unwrap();
+            world.view.set_plain(SLOT, true);
+            for number in 0..50 {
+                world.send(from, &numbered(number));
+                let frame = world.receive(from.other(), PATIENCE, false).unwrap();
+                assert_eq!(number_of(&frame), Some(number));
+            }
+            assert_eq!(plain(&world, from), 50);
+            world.view.set_plain(SLOT, false);
+            world.send(from, &numbered(50));
+            assert!(world.receive(from.other(), SOON, false).is_none(), "it is turned");
+            let frame = world.receive(from.other(), PATIENCE, true).unwrap();
+            assert_eq!((number_of(&frame), plain(&world, from)), (Some(50), 50));
+        });
+    }
+}
+
+#[test]
 fn segments_that_pass_plain_mark_their_connection_and_what_cannot_be_read_is_counted() {
     for (way, from) in WAYS.into_iter().flat_map(|way| SIDES.map(|side| (way, side))) {
         World::run(ALL, LIMIT, move |mut world| {

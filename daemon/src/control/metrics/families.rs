@@ -273,6 +273,11 @@ impl Snapshot {
         self.vm_family(e, ("nightporter_tap_lost_frames", lost, Counter), |vm| {
             vm.attached.map_or_else(Vec::new, |it| both(it.lost_from_vm, it.lost_to_vm))
         })?;
+        let back_offs = "Times that an attached tap was left plain for a while, because the daemon \
+                         was away often";
+        self.vm_family(e, ("nightporter_tap_back_offs", back_offs, Counter), |vm| {
+            vm.attached.iter().map(|it| (vec![], ConstCounter::new(it.back_offs))).collect()
+        })?;
         let queue = "Frames in the queue of an attached tap, which its VMM has yet to read";
         self.vm_family(e, ("nightporter_tap_queue_frames", queue, Gauge), |vm| {
             vm.attached.iter().map(|it| (vec![], gauge(it.queue_frames))).collect()
