@@ -13,8 +13,9 @@ use super::build::{Built, FIRST_PANIC, VARIABLE};
 const SEED_LIMIT_S: u64 = 2;
 /// Seconds after which a run is taken for one that waits for ever.
 const WAIT_LIMIT_S: u64 = 1800;
-/// Address space of a run in KiB; a mutation may ask for all there is. The tests of `rules` need
-/// 7 GiB together: none gives back the arena that it leaks, most of which is never touched.
+/// Private memory of a run in KiB; a mutation may ask for all there is. The tests of `rules` need
+/// 7 GiB together: none gives back the arena that it leaks, most of which is never touched. Address
+/// space is no measure, of which a daemon reserves a TiB for its arena.
 const MEMORY_KIB: u64 = 16 << 20;
 
 /// How a mutation was noticed.
@@ -55,7 +56,7 @@ fn run(
     dir: &Path,
 ) -> anyhow::Result<Output> {
     let limits = format!(
-        "ulimit -t {limit_s} && ulimit -v {MEMORY_KIB} && ulimit -c 0 && \
+        "ulimit -t {limit_s} && ulimit -d {MEMORY_KIB} && ulimit -c 0 && \
          exec timeout --kill-after=1 {WAIT_LIMIT_S} \"$0\" \"$@\""
     );
     Command::new("sh")
