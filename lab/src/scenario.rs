@@ -86,7 +86,7 @@ const IN_WORLD: [(&str, Kind, InWorld); 27] = [
         Kind::Qemu,
         killed::a_hundred_times,
     ),
-    ("long_gaps_of_a_guest_around_restarts", Kind::Qemu, gaps::run),
+    ("long_gaps_when_their_daemon_was_killed", Kind::Qemu, gaps::run),
     ("what_comes_by_a_tap_that_is_attached_is_never_lost", Kind::QemuAttached, attached::run),
     ("long_life_of_an_attached_tap_of_user_mode_linux", Kind::UmlAttached, attached::run),
     ("two_user_mode_linux_guests_have_sockets_over_their_host", Kind::UmlToe, sockets::run),
