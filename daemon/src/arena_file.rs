@@ -6,6 +6,10 @@
 //! The file at `daemon.arena` is always a whole arena or empty: a new one is made beside it and
 //! renamed over it. Its flock is held for as long as the daemon runs, so two daemons never share
 //! one.
+//!
+//! The kernel clears the memory of a new file, half a second a GB, and VMs wait. So a daemon that
+//! owes nothing and is likely to have a successor leaves its file under another name: of its
+//! content nobody is told anything, but the next arena is made of it.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -46,6 +50,18 @@ impl ArenaFile {
     pub fn grow(&self, now: ArenaSize, size: ArenaSize) -> Result<(), ArenaFileError> {
         let result = allocate(&self.path, self.file, Some(now), size);
         result.inspect_err(|_| give_back_beyond(self.file, now))
+    }
+
+    /// Leaves the file as memory for the next daemon, of whatever version, which starts with
+    /// nothing: nobody is owed anything.
+    ///
+    /// # Errors
+    /// Those of rename(2).
+    pub fn leave(&self) -> io::Result<()> {
+        if is_named(self.file, &self.path)? {
+            std::fs::rename(&self.path, beside(&self.path, LEFT))?;
+        }
+        Ok(())
     }
 
     /// Removes the file: nobody is owed anything, so the next daemon, of whatever version, starts
@@ -143,7 +159,7 @@ pub fn open(path: &Path, size: ArenaSize) -> Result<(Arena<'static>, ArenaFile),
     }
     let size = ArenaSize { records: size.records.max(before.records), ..size };
     let both = ArenaSize { pages: size.pages.max(before.pages), ..size };
-    allocate(path, &file, None, both)?;
+    allocate(path, &file, has_memory(&file, before).then_some(before), both)?;
     let (memory, file) = sys::map_forever(file, file_len()).map_err(io)?;
     let mut arena = Arena::open(memory).map_err(explain)?;
     let is_new = arena.records().next().is_none();
@@ -236,28 +252,71 @@ const BETWEEN_TRIES: Duration = Duration::from_millis(50);
 /// Only the owner of a file in such a directory may rename or remove it (inode(7), `S_ISVTX`).
 const STICKY: u32 = 0o1000;
 
-/// Makes a fresh arena and puts it in the place of the file at `path`.
-fn make(path: &Path, size: ArenaSize) -> Result<(Arena<'static>, ArenaFile), ArenaFileError> {
-    let error = |e: io::Error| ArenaFileError::Io(path.into(), e);
+/// A file that was left is whole, so all that it says to have is there, unless somebody has punched
+/// holes into it.
+fn has_memory(file: &File, size: ArenaSize) -> bool {
+    let needed = Arena::ranges(PLACES, size).iter().map(Range::len).sum::<usize>();
+    file.metadata().is_ok_and(|meta| meta.blocks() * 512 >= needed as u64)
+}
+
+/// The size for which a file that was left as memory has some; `None`: that cannot be told.
+fn size_left(file: &File) -> Option<ArenaSize> {
+    let mut head = vec![0; HEAD_BYTES];
+    file.read_exact_at(&mut head, 0).ok()?;
+    let (places, size) = Arena::sizes_of(&head).ok()?;
+    let is_ours = places == PLACES && file.metadata().ok()?.len() == file_len() as u64;
+    (is_ours && has_memory(file, size)).then_some(size)
+}
+
+/// The name of a file that is to become an arena,
+const NEW: &str = ".new";
+/// and of one that was an arena, and is memory now.
+const LEFT: &str = ".empty";
+
+fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
-    name.push(".new");
-    let new = PathBuf::from(name);
+    name.push(suffix);
+    name.into()
+}
+
+/// Makes a fresh arena, of the memory that the last daemon left if that is any good, and puts it in
+/// the place of the file at `path`.
+fn make(path: &Path, size: ArenaSize) -> Result<(Arena<'static>, ArenaFile), ArenaFileError> {
+    let new = beside(path, NEW);
     // A daemon that was killed here left it; the holder of the lock of `path` may remove it.
     let _ = std::fs::remove_file(&new);
+    if std::fs::rename(beside(path, LEFT), &new).is_ok() {
+        let made = make_of(path, &new, false, size);
+        if made.is_ok() {
+            return made;
+        }
+    }
+    make_of(path, &new, true, size)
+}
+
+/// Makes it of the file `new`, which may have to be made.
+fn make_of(
+    path: &Path,
+    new: &Path,
+    is_new: bool,
+    size: ArenaSize,
+) -> Result<(Arena<'static>, ArenaFile), ArenaFileError> {
+    let error = |e: io::Error| ArenaFileError::Io(path.into(), e);
     let result = (|| {
-        let file = lock(&new, true)?;
-        allocate(path, &file, None, size)?;
+        let file = lock(new, is_new)?;
+        allocate(path, &file, size_left(&file), size)?;
         file.set_len(file_len() as u64).map_err(error)?;
         let (memory, file) = sys::map_forever(file, file_len()).map_err(error)?;
         let instance = u64::from(std::process::id());
         let mut arena = Arena::format(memory, PLACES.records, PLACES.pages, instance)
             .expect("the mapping has just this length");
         arena.resize(size);
-        std::fs::rename(&new, path).map_err(error)?;
+        give_back_beyond(file, size);
+        std::fs::rename(new, path).map_err(error)?;
         Ok((arena, ArenaFile { path: path.into(), file, is_new: true, size }))
     })();
     if result.is_err() {
-        let _ = std::fs::remove_file(&new);
+        let _ = std::fs::remove_file(new);
     }
     result
 }

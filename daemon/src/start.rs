@@ -70,7 +70,9 @@ pub fn run(config: &Config, source: Source, sandbox: &Sandbox) -> Result<(), Vec
     signals::finish(); // guests hear of the last frames, such as the last heartbeat
     match daemon.worker.owed() {
         0 => {
-            if let Err(e) = arena.remove() {
+            // A supervisor may be about to start the next one.
+            let left = if supervisor.is_some() { arena.leave() } else { arena.remove() };
+            if let Err(e) = left {
                 tracing::warn!("the empty arena cannot be removed: {e}");
             }
             tracing::info!("stopped; all acknowledged bytes were delivered");

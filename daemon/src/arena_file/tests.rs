@@ -146,6 +146,47 @@ fn an_arena_that_its_daemon_removes_as_it_ends_is_not_taken_over() {
 }
 
 #[test]
+fn an_arena_that_is_left_is_memory_for_the_next_one_and_nothing_else() {
+    let dir = Dir::new("left");
+    let left = || dir.0.join("arena.empty");
+    let larger = ArenaSize { records: 16, pages: 9 };
+    let mut inode = None;
+    for size in [SMALL, larger, SMALL] {
+        let (mut arena, file) = open(&dir.path(), size).unwrap();
+        assert!(file.is_new && !left().exists());
+        assert_eq!((arena.pages_total(), arena.records().count()), (size.pages, 0));
+        assert_eq!(dir.memory(), memory_of(size));
+        let own = file.file.metadata().unwrap().ino();
+        assert_eq!(*inode.get_or_insert(own), own);
+        arena.alloc_record(&record(5)).unwrap();
+        file.leave().unwrap();
+        assert!(left().exists() && !dir.path().exists());
+        end(arena, file);
+    }
+    // With a hole it is filled again; and another's content is no matter.
+    let punch = |file: &File| {
+        let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        let [.., pages] = Arena::ranges(PLACES, SMALL);
+        fallocate(file, flags, bytes(pages.start), bytes(pages.len())).unwrap();
+    };
+    let other = |file: &File| file.write_all_at(&[0xff; 64], 0).unwrap();
+    let short = |file: &File| file.set_len(100).unwrap();
+    let damages: [&dyn Fn(&File); 3] = [&punch, &other, &short];
+    for damage in damages {
+        damage(&OpenOptions::new().write(true).open(left()).unwrap());
+        let (arena, file) = open(&dir.path(), SMALL).unwrap();
+        assert_eq!((arena.pages_total(), arena.records().count()), (4, 0));
+        assert_eq!(dir.memory(), memory_of(SMALL));
+        file.leave().unwrap();
+        end(arena, file);
+    }
+    // A file that is not its own is not taken.
+    std::fs::hard_link(left(), dir.0.join("name")).unwrap();
+    let (_arena, file) = open(&dir.path(), SMALL).unwrap();
+    assert_ne!(Some(file.file.metadata().unwrap().ino()), inode);
+}
+
+#[test]
 fn promises_outlive_their_daemon_in_an_arena_of_the_same_size() {
     let dir = Dir::new("same");
     let (mut arena, lock) = open(&dir.path(), SMALL).unwrap();

@@ -43,6 +43,7 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_statx,
     libc::SYS_getdents64, // of conf.d
     libc::SYS_unlink,
+    libc::SYS_rename, // of the arena, at the end
     libc::SYS_mkdir,
     libc::SYS_flock, // whose file is closed
     libc::SYS_fallocate,

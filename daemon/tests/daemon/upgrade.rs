@@ -109,12 +109,17 @@ fn vmms_notice_neither_a_restart_nor_a_killed_daemon() {
     let (mut a, mut b) = (boot(&machine.socket("a")), boot(&machine.socket("b")));
     talk(&mut a, &mut b, 0);
     for n in 1..=4 {
-        ends(host, if n % 2 == 0 { Signal::SIGTERM } else { Signal::SIGKILL });
+        let is_killed = n % 2 == 1;
+        ends(host, if is_killed { Signal::SIGKILL } else { Signal::SIGTERM });
+        // The memory of its store is left in either case, and promises in one.
+        let there = ["arena", "arena.empty"].map(|name| machine.dir.join(name).exists());
+        assert_eq!(there, [is_killed, !is_killed]);
         assert_eq!(machine.keeps(), ["vm-a", "vm-a", "vm-b", "vm-b"]);
         // Of the time without a daemon: a frame, and a question of the VMM.
         a.puts(&numbered(A, B, 100 + n));
         Guest::begins_to_ask_for_features(b.connection());
         host = machine.starts();
+        assert!(!machine.dir.join("arena.empty").exists());
         assert_eq!(b.receive(1), [numbered(A, B, 100 + n)]);
         b.connection().read_exact(&mut [0; 20]).unwrap();
         while a.taken() == 0 {} // its end comes with the turn's
