@@ -7,6 +7,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use nightporter_attach::area::SLOTS;
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -94,7 +95,8 @@ pub(super) fn to_attach(tap: &str, slot: u8) -> [u8; REQUEST] {
 pub(super) fn read_attach(request: &[u8; REQUEST]) -> Option<(String, u8)> {
     let name = request[3..3 + NAME].split(|byte| *byte == 0).next()?;
     let name = std::str::from_utf8(name).ok().filter(|name| is_ifname(name))?;
-    (to_attach(name, request[1]) == *request).then(|| (name.to_owned(), request[1]))
+    let (is_whole, slot) = (to_attach(name, request[1]) == *request, request[1]);
+    (is_whole && usize::from(slot) < SLOTS).then(|| (name.to_owned(), slot))
 }
 
 /// To put an uplink into its bridge.
@@ -344,7 +346,9 @@ mod tests {
             assert_eq!(read_attach(&to_attach(tap, 251)), Some((tap.to_owned(), 251)));
         }
         let request = to_attach("vnet0", 3);
-        for (at, byte) in [(0, OPEN), (2, 1), (3, b'/'), (4, 0xff), (9, b'x'), (20, b'x')] {
+        let slot = u8::try_from(SLOTS).unwrap();
+        let bytes = [(0, OPEN), (1, slot), (2, 1), (3, b'/'), (4, 0xff), (9, b'x'), (20, b'x')];
+        for (at, byte) in bytes {
             let mut bad = request;
             bad[at] = byte;
             assert_eq!(read_attach(&bad), None, "{at} {byte}");
