@@ -15,9 +15,9 @@ pub const PAGE: usize = 16 * 1024;
 pub const FLOW_BUFFER_MIN: u64 = 64 * 1024;
 /// The initial buffer of a flow if the VM's budget allows it (SNOOP-39).
 pub const FLOW_BUFFER_INITIAL: u64 = 256 * 1024;
-/// The largest buffer of a flow while its G does not run, once G has proved to be ESTABLISHED
-/// (SNOOP-39): the data that R sends in 10 ms at 1 Gbit/s, so that R need not stop for G's next
-/// time slice.
+/// The largest buffer of a flow that grows because R filled it, before G has drained it, once G has
+/// proved to be ESTABLISHED (SNOOP-39): the data that R sends in 10 ms at 1 Gbit/s. While G is
+/// known to be off its core more is lent.
 pub const FLOW_BUFFER_AHEAD_MAX: u64 = 1024 * 1024;
 /// G may be shown so much more room than R has shown (FLOOD-14): the data that it hands over in a
 /// slice.

@@ -198,6 +198,9 @@ impl Flow {
                 cx.arena.commit_guest_una(rec, bytes_end); // before its bytes go (LIFE-09)
             }
             self.store.release(cx.arena, bytes_end);
+            if self.receiver.is_lent() {
+                self.return_lent(cx);
+            }
         }
     }
 

@@ -196,6 +196,9 @@ impl Flow {
         }
         self.note_filled();
         self.grow_buffer(cx);
+        if self.receiver.has_used_half() {
+            self.grow_ahead(cx);
+        }
         if range.len() > 0 {
             self.timers.on_window_shown();
             let mss = u64::from(self.options.mss_to_guest);

@@ -254,6 +254,24 @@ impl Flow {
         }
     }
 
+    /// R gets more room if G is off its core (SNOOP-39). A path behind G that loses bytes needs
+    /// none.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn grow_ahead(&mut self, cx: &mut FlowContext<'_, '_>) {
+        let is_wanted = self.standing.is_on() && self.losses.path().is_none();
+        if is_wanted && cx.vm.is_off_core(cx.now) {
+            self.receiver.grow_ahead(&self.terms_for(self.early_ack()), cx.vm);
+        }
+    }
+
+    /// Room that was only lent goes back.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn return_lent(&mut self, cx: &mut FlowContext<'_, '_>) {
+        self.receiver.return_lent(&self.terms_for(self.early_ack()), cx.vm);
+    }
+
     // --- The mode of the receiver --------------------------------------------------------------
 
     /// LIFE-12: R's bytes are acknowledged once G has acknowledged them, and R is shown G's own

@@ -10,6 +10,7 @@
 //! [`window`] has the arithmetic of the edge.
 
 pub(crate) mod acks;
+mod ahead;
 mod mode;
 mod resumed;
 pub(crate) mod window;
@@ -90,6 +91,8 @@ pub(crate) struct Receiver {
     odd: Odd,
     /// The store ran into its bound since it was last empty (SNOOP-39).
     filled: bool,
+    /// A part of the buffer goes back as G takes bytes, see [`ahead`].
+    lent: bool,
 }
 
 saved! {
@@ -99,6 +102,7 @@ saved! {
     }
     reset {
         record = None, // import takes one of its own arena
+        lent = false, // the flow keeps that part
     }
     check |it| it.edge >= it.next && it.fin >= it.next
 }
@@ -120,6 +124,7 @@ impl Receiver {
             ece: false,
             odd: Odd::default(),
             filled: false,
+            lent: false,
         }
     }
 
@@ -552,17 +557,15 @@ impl Receiver {
 
     /// Ranges and reservation go back; the record stays. The store was cleared.
     pub(crate) fn release(&mut self, vm: &mut Vm) {
-        self.out_of_order = Ranges::default();
         vm.unreserve(u64::from(self.reserved_pages));
-        self.reserved_pages = 0;
-        self.buffer_bytes = 0;
+        self.forget_place();
         self.odd.set(Odd::WIDE, false);
     }
 
     /// There is no place for what an image says that it holds.
     pub(crate) fn forget_place(&mut self) {
         self.out_of_order = Ranges::default();
-        (self.reserved_pages, self.buffer_bytes) = (0, 0);
+        (self.reserved_pages, self.buffer_bytes, self.lent) = (0, 0, false);
     }
 
     /// The flow leaves the path, owing nothing.

@@ -116,7 +116,9 @@ impl RunningClock {
     }
 }
 
-/// The longest absence of a guest for which H still sends (FLOOD-17).
+/// A guest that runs has looked at its ring by then, though an emulated one is slow.
+const OFF_CORE_MIN: Duration = Duration::from_micros(500);
+/// The longest absence of a guest for which H still sends (FLOOD-17), and lends room (SNOOP-39).
 const ABSENCE_MAX: Duration = Duration::from_millis(100);
 /// The longest of these is known for so long: a guest has neighbours that come and go.
 const ABSENCE_KNOWN: Duration = Duration::from_secs(60);
@@ -465,6 +467,15 @@ impl Vm {
             && !self.draining
             && !lately
             && self.lendable() >= self.flooding_places()
+    }
+
+    /// The guest is off its core: it has not looked at what it was given for longer than one that
+    /// runs, and not yet for so long that it may have stopped. Of a guest whose rate is limited
+    /// nothing is known.
+    #[must_use]
+    pub fn is_off_core(&self, now: Instant) -> bool {
+        let is_off = |stood| (OFF_CORE_MIN..ABSENCE_MAX).contains(&stood);
+        !self.deliveries_held && self.clock.stood_for(now).is_some_and(is_off)
     }
 
     /// How long the guest is absent at a time, as far as its unseen frames show.

@@ -612,6 +612,26 @@ fn fwd_04_without_a_loss_nothing_is_remembered() {
     assert_eq!((way.dropped, way.copies), (0, 0));
 }
 
+/// FWD-02: its guest is off its core for 60 ms, and R is not shown more for that.
+#[test]
+fn fwd_02_a_container_gets_no_room_ahead() {
+    let setup = Setup { budget_bytes: 64 << 20, arena: (4096, 128), ..Setup::new() };
+    let (w, r, g) = at_a_distance(&setup, 63, 1);
+    warms_up(&r, &g);
+    g.stops(0);
+    let mut next = 1001;
+    for _ in 0..60 {
+        let room = flow(&w, |f| f.stats().edge_to_net - f.stats().rcv_nxt);
+        let end = next + i64::try_from(room).expect("small").min(60_000);
+        if end > next {
+            r.sends(&format!("{next}:{end} gso 1000"));
+            next = end;
+        }
+        w.after_ms(1);
+    }
+    assert!((200_000..=1001 + 256 * 1024).contains(&next), "{next}");
+}
+
 /// A connection of a station behind a trusted guest, which has acknowledged 1,000 bytes.
 fn station_with_data() -> (World<'static>, Peer<'static>, Peer<'static>) {
     let local = Local::Always;

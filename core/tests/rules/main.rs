@@ -32,6 +32,7 @@ mod resume;
 mod sec;
 mod sender;
 mod snoop_accept;
+mod snoop_ahead;
 mod snoop_control;
 mod snoop_guest;
 mod snoop_window;

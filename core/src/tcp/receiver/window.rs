@@ -49,9 +49,13 @@ impl Terms {
     /// and has room, so that it takes more in its next time slice, and R need not wait for that. A
     /// container gets no more than it shows (FWD-02).
     pub(super) fn may_double(&self, now: u64, is_drained: bool) -> bool {
-        let open = self.guest_is_established && self.guest_edge > self.guest_una;
-        let ahead = open && now * 2 <= limits::FLOW_BUFFER_AHEAD_MAX;
+        let ahead = self.is_open() && now * 2 <= limits::FLOW_BUFFER_AHEAD_MAX;
         (is_drained || ahead) && !self.is_behind
+    }
+
+    /// G has answered, and has room.
+    pub(super) const fn is_open(&self) -> bool {
+        self.guest_is_established && self.guest_edge > self.guest_una
     }
 }
 
