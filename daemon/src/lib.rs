@@ -49,3 +49,5 @@ pub use daemon_user::Judge;
 pub use errors::StartError;
 pub use host_check::{Findings, check_host};
 pub use start::{block_signals, run};
+pub use supervisor::find_stored;
+pub use vhost::locker::let_go;

@@ -15,6 +15,13 @@ use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    nightporterd::find_stored(); // before others are opened
+    let ended = become_daemon(arguments);
+    nightporterd::let_go(); // if it did not start
+    ended
+}
+
+fn become_daemon(arguments: Arguments) -> ExitCode {
     let overrides: BTreeMap<_, _> = arguments.set.into_iter().collect();
     // A reload reads it again, whatever the daemon's directory is by then.
     let path = std::path::absolute(&arguments.config).unwrap_or(arguments.config.clone());

@@ -114,7 +114,7 @@ static STORED: Mutex<BTreeMap<String, Vec<OwnedFd>>> = Mutex::new(BTreeMap::new(
 
 /// Finds the descriptors that a supervisor has passed to this process. To be called once, before
 /// others are opened.
-pub(crate) fn find_stored() {
+pub fn find_stored() {
     let of = |name: &str| env::var(name).ok();
     let names = names_of(of("LISTEN_PID"), of("LISTEN_FDS"), of("LISTEN_FDNAMES"));
     let mut stored = STORED.lock().unwrap_or_else(PoisonError::into_inner);

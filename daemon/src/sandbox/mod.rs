@@ -35,7 +35,7 @@ use crate::owners::Owners;
 use crate::sleeps::Eye;
 use crate::sockets::{Doors, ProofDoors, UcxWorker, listen_at};
 use crate::start::registry_of;
-use crate::supervisor::{Supervisor, find_stored};
+use crate::supervisor::Supervisor;
 use crate::sys;
 use crate::tap_address;
 
@@ -70,7 +70,6 @@ pub struct Sandbox {
 /// # Errors
 /// What the system refuses.
 pub fn enter(config: &Config, source: &Source) -> Result<Sandbox, StartError> {
-    find_stored();
     raise_file_limit();
     // A core dump would contain guests' data.
     let _ = set_dumpable(false);

@@ -10,6 +10,7 @@
 //! then, so a mark before the write could be taken, and the page read, before it is written. Marks
 //! are atomic, because several devices and the VMM share a byte.
 
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::fstat;
@@ -50,6 +51,12 @@ impl DirtyLog {
         let bits = Window::map(file, spec.mmap_offset, spec.mmap_size)?;
         let file = ((stat.st_dev, stat.st_ino), spec.mmap_size);
         Ok(Self { bits, file, is_short: AtomicBool::new(false) })
+    }
+
+    /// The payload and file with which SET_LOG_BASE would bring it.
+    pub(crate) fn spec_and_file(&self) -> Option<(VhostUserLog, BorrowedFd<'_>)> {
+        let (file, offset) = self.bits.file()?;
+        Some((VhostUserLog::new(self.bits.len() as u64, offset), file))
     }
 
     /// `len` bytes at this guest address were written.

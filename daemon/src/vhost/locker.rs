@@ -20,6 +20,7 @@ use rustix::net::{
 };
 
 use super::session::record::{FDS_MAX, LEN_MAX, RecordError};
+use crate::closer;
 use crate::supervisor::{Supervisor, take_stored};
 
 /// Descriptors that the supervisor keeps for each VM.
@@ -127,7 +128,17 @@ impl Locker {
     }
 }
 
-/// The first message that waits there.
+/// There is no daemon to take what is kept: VMMs see the end of their connections, as they would
+/// wait for answers until one starts.
+pub fn let_go() {
+    for end in take_stored().into_values().flatten() {
+        while let Ok(Some((_, fds))) = receive(&end) {
+            closer::later(None, fds);
+        }
+    }
+}
+
+/// The first message that waits there. Errors: the system's; the other end is not kept.
 fn receive(end: &OwnedFd) -> io::Result<Option<Parcel>> {
     let mut bytes = vec![0; LEN_MAX];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
@@ -142,6 +153,9 @@ fn receive(end: &OwnedFd) -> io::Result<Option<Parcel>> {
         if let RecvAncillaryMessage::ScmRights(more) = message {
             fds.extend(more);
         }
+    }
+    if got.bytes == 0 && fds.is_empty() {
+        return Err(io::ErrorKind::BrokenPipe.into());
     }
     bytes.truncate(got.bytes);
     Ok(Some((bytes, fds)))

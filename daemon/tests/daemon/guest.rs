@@ -217,11 +217,21 @@ impl Guest {
 
     /// Its VMM begins to migrate it: it wants to know which pages are written.
     pub(crate) fn begins_to_migrate(&self, features: u64) {
+        self.passes_log();
+        self.wants_marks(features);
+    }
+
+    /// Its VMM has a place for marks of written pages.
+    pub(crate) fn passes_log(&self) {
         let log = Ram::new(usize::try_from((GUEST_BASE + RAM_LEN) >> 15).unwrap());
         let protocol = 1 << 1 | 1 << 3_u64; // LOG_SHMFD, REPLY_ACK
         tell(&self.stream, Req::SET_PROTOCOL_FEATURES, &u64::to_ne_bytes(protocol), &[]);
         let spec = [log.len() as u64, 0].map(u64::to_ne_bytes).concat();
         tell(&self.stream, Req::SET_LOG_BASE, &spec, &[log.fd().as_fd()]);
+    }
+
+    /// It wants them there.
+    pub(crate) fn wants_marks(&self, features: u64) {
         tell(&self.stream, Req::SET_FEATURES, &(features | bit::LOG_ALL).to_ne_bytes(), &[]);
     }
 

@@ -1,13 +1,16 @@
 //! The next daemon goes on with the connections of VMMs, which systemd, a played one, has kept for
 //! it.
 
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
 
 use nightporter_api::Change;
 use nightporterd::vhost::features::bit;
 use nix::sys::signal::Signal;
+use nix::unistd::{Gid, Group};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 use crate::guest::{Guest, PLAIN, RAM_LEN};
@@ -49,6 +52,13 @@ impl Machine {
         let program = Path::new(env!("CARGO_BIN_EXE_nightporterd"));
         let (mut command, _copies) = self.systemd.command(program);
         Host::start_as(&self.dir, command.arg("--config").arg(&self.config))
+    }
+
+    /// Starts a daemon that ends at once.
+    fn fails_to_start(&mut self) -> ExitStatus {
+        let program = Path::new(env!("CARGO_BIN_EXE_nightporterd"));
+        let (mut command, _copies) = self.systemd.command(program);
+        command.arg("--config").arg(&self.config).status().unwrap()
     }
 
     /// The names of what is kept.
@@ -100,6 +110,12 @@ fn talk(a: &mut Guest, b: &mut Guest, n: u16) {
 /// Whether the daemon has hung up, and said nothing else.
 fn is_left(guest: &Guest) -> bool {
     guest.connection().read(&mut [0; 1]).unwrap() == 0
+}
+
+/// Whether there is nobody at the other end; what the VMM has said may be unread.
+fn is_gone(guest: &Guest) -> bool {
+    let read = guest.connection().read(&mut [0; 1]);
+    read.map_or_else(|e| e.kind() == ErrorKind::ConnectionReset, |n| n == 0)
 }
 
 #[test]
@@ -182,6 +198,68 @@ fn a_daemon_that_is_killed_amid_a_message_or_a_migration_leaves_no_connection() 
     host.until("a", |port| port.link);
 }
 
+#[test]
+fn a_place_for_marks_that_was_passed_is_the_next_daemons_too() {
+    let mut machine = Machine::new(&["a", "b"]);
+    let host = machine.starts();
+    let (mut a, mut b) = (boot(&machine.socket("a")), boot(&machine.socket("b")));
+    a.passes_log();
+    ends(host, Signal::SIGKILL);
+    let host = machine.starts();
+    a.wants_marks(PLAIN);
+    assert!(host.port("a").link, "without a place no ring may run");
+    talk(&mut a, &mut b, 0);
+}
+
+#[test]
+fn a_daemon_that_does_not_start_lets_vmms_go() {
+    let mut machine = Machine::new(&["a"]);
+    let mut host = machine.starts();
+    let mut a = boot(&machine.socket("a"));
+    let breaks: [fn(&Machine); 2] = [
+        |machine| drop(machine.dir.configure("no_such_key = 1", "")),
+        |machine| {
+            let control = format!("control = \"{}\"", machine.dir.join("none/control").display());
+            let text = std::fs::read_to_string(&machine.config).unwrap();
+            let other = text.lines().filter(|line| !line.starts_with("control = "));
+            let other =
+                other.collect::<Vec<_>>().join("\n").replace("[daemon]", "[daemon]\nCONTROL");
+            std::fs::write(&machine.config, other.replace("CONTROL", &control)).unwrap();
+            std::fs::write(machine.dir.join("none"), "").unwrap();
+        },
+    ];
+    for breaks in breaks {
+        ends(host, Signal::SIGKILL);
+        breaks(&machine);
+        Guest::begins_to_ask_for_features(a.connection());
+        assert!(!machine.fails_to_start().success());
+        assert!(is_gone(&a));
+        machine.configures(&["a"]);
+        host = machine.starts();
+        a.goes_on(&machine.socket("a"), PLAIN);
+        host.until("a", |port| port.link);
+        assert_eq!(machine.keeps(), ["vm-a", "vm-a"]);
+    }
+}
+
+#[test]
+fn a_socket_that_gets_another_owner_is_no_longer_the_vmms_that_was_there() {
+    let mut machine = Machine::new(&["a"]);
+    let host = machine.starts();
+    let mut a = boot(&machine.socket("a"));
+    ends(host, Signal::SIGTERM);
+    let group = Group::from_gid(Gid::current()).unwrap().expect("a name").name;
+    let vm = machine.dir.vm("a", &format!("socket_group = \"{group}\""));
+    machine.config = machine.dir.configure("metrics = \"off\"", &vm);
+    let host = machine.starts();
+    assert!(is_left(&a));
+    a.goes_on(&machine.socket("a"), PLAIN);
+    host.until("a", |port| port.link);
+    ends(host, Signal::SIGTERM);
+    let host = machine.starts();
+    assert!(host.port("a").link, "the owner is the same");
+}
+
 /// A change of a record, and of its descriptors.
 type Damage = fn(&mut Vec<u8>, &mut Vec<OwnedFd>);
 
@@ -193,11 +271,11 @@ fn a_record_that_is_damaged_or_of_another_version_is_not_used() {
     let damages: [Damage; 7] = [
         |bytes, _| bytes[7] += 1,
         |bytes, _| bytes.truncate(bytes.len() - 1),
-        |bytes, _| bytes[12..16].fill(0xff),
+        |bytes, _| bytes[24..28].fill(0xff),
         |bytes, _| bytes.clear(),
         |_, fds| drop(fds.pop()),
         |_, fds| fds.push(fds[0].try_clone().unwrap()),
-        |bytes, _| bytes[20..28].fill(0xff), // features that nobody has offered
+        |bytes, _| bytes[32..40].fill(0xff), // features that nobody has offered
     ];
     for damage in damages {
         ends(host, Signal::SIGKILL);
@@ -208,6 +286,15 @@ fn a_record_that_is_damaged_or_of_another_version_is_not_used() {
         host.until("a", |port| port.link);
         assert_eq!(machine.keeps(), ["vm-a", "vm-a"]);
     }
+    // Two descriptors that are no pair.
+    ends(host, Signal::SIGKILL);
+    machine.keeps();
+    machine.systemd.store[1].1 = UnixStream::pair().unwrap().0.into();
+    let host = machine.starts();
+    assert!(is_left(&a));
+    a.goes_on(&machine.socket("a"), PLAIN);
+    host.until("a", |port| port.link);
+    assert_eq!(machine.keeps(), ["vm-a", "vm-a"]);
     // A descriptor of another version altogether is kept no longer.
     ends(host, Signal::SIGKILL);
     let (_, fd) = machine.systemd.store.pop().unwrap();

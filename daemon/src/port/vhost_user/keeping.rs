@@ -58,7 +58,7 @@ impl<D: Device> VhostUserPort<D> {
             None => Locker::new(supervisor, &self.name),
         };
         let kept = locker.map_err(RecordError::from).and_then(|mut locker| {
-            let put = record::write(channel.fd(), session);
+            let put = record::write(channel.fd(), self.access, session);
             let put = put.and_then(|(bytes, fds)| locker.put(&bytes, &fds));
             self.keeping.locker = Some(locker);
             put
@@ -73,12 +73,16 @@ impl<D: Device> VhostUserPort<D> {
     /// Goes on with the connection that the last daemon has left, if it is all there. Otherwise the
     /// front-end sees its end, and connects again. Events follow.
     pub(crate) fn take_over(&mut self, mut locker: Locker) {
-        let found = locker.take();
-        self.keeping.locker = Some(locker);
-        let found = match found {
-            Ok(None) => return, // there was none, or it was in the middle of a message
-            Ok(Some((bytes, fds))) => record::read(&bytes, fds, &self.account.owner),
-            Err(error) => Err(error.into()),
+        let found = match locker.take() {
+            Ok(found) => {
+                self.keeping.locker = Some(locker);
+                let Some((bytes, fds)) = found else { return }; // in the middle of a message
+                record::read(&bytes, fds, self.access, &self.account.owner)
+            }
+            Err(error) => {
+                drop(locker.discard()); // nothing: it is no locker
+                Err(error.into())
+            }
         };
         if let Err(error) = found.and_then(|record| self.go_on_with(record)) {
             warn!(port = self.name, %error, "the front-end has to connect again");

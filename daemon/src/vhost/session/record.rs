@@ -4,7 +4,7 @@
 //! messages as it obeys any, with all checks. So it needs no second way to start a ring, and what
 //! it does not offer any more is refused. Values are in the host's byte order, as in messages.
 //!
-//! Of a session that has a log of written pages there is no record: a daemon that is killed between
+//! Of a session that marks the pages it writes there is no record: a daemon that is killed between
 //! a write and its mark would leave the VMM with memory that is not the VM's.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,6 +16,7 @@ use vm_memory::ByteValued;
 
 use super::{Session, VRING_NO_FD};
 use crate::closer::{Foreign, Owner};
+use crate::owners::Access;
 use crate::vhost::device::Device;
 use crate::vhost::protocol::{Message, PAYLOAD_MAX};
 use crate::vhost::signals::Notifier;
@@ -40,6 +41,9 @@ pub(crate) enum RecordError {
     /// Shorter than it says, or with another number of descriptors.
     #[error("its record is damaged")]
     Damaged,
+    /// Others may connect to its socket than when it did.
+    #[error("the socket is another owner's than when it connected")]
+    OtherOwner,
     /// The system's.
     #[error("{0}")]
     Io(#[from] std::io::Error),
@@ -66,12 +70,14 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// The record of a session at this connection.
+/// The record of a session at this connection, to a socket that is open to these.
 pub(crate) fn write<'a, D: Device>(
     connection: BorrowedFd<'a>,
+    access: Access,
     session: &'a Session<D>,
 ) -> Result<(Vec<u8>, Vec<BorrowedFd<'a>>), RecordError> {
-    let mut to = Writer { bytes: MAGIC.to_vec(), fds: vec![connection] };
+    let bytes = [&MAGIC[..], &bytes_of(access)].concat();
+    let mut to = Writer { bytes, fds: vec![connection] };
     to.say_number(Req::SET_PROTOCOL_FEATURES, session.protocol.bits());
     if let Some(features) = session.features {
         to.say_number(Req::SET_FEATURES, features);
@@ -81,6 +87,10 @@ pub(crate) fn write<'a, D: Device>(
     }
     if let Some((spec, file)) = session.inflight.as_ref().and_then(|log| log.spec_and_file()) {
         to.say(Req::SET_INFLIGHT_FD, spec.as_slice(), Some(file));
+    }
+    // It may want marks there with its next message.
+    if let Some((spec, file)) = session.log.as_ref().and_then(|log| log.spec_and_file()) {
+        to.say(Req::SET_LOG_BASE, spec.as_slice(), Some(file));
     }
     if let Some(channel) = &session.backend_req {
         to.say(Req::SET_BACKEND_REQ_FD, &[], Some(channel.as_fd()));
@@ -144,12 +154,24 @@ pub(crate) struct Record {
     pub(crate) messages: Vec<Message>,
 }
 
-/// Reads a record of a front-end of `owner`. The process that wrote it may have been of another
-/// version, so no length is believed.
-pub(crate) fn read(bytes: &[u8], fds: Vec<OwnedFd>, owner: &Owner) -> Result<Record, RecordError> {
+/// The users who may connect, as a record has them.
+fn bytes_of(access: Access) -> [u8; 12] {
+    let words = [access.mode, access.uid, access.gid].map(|word| word.unwrap_or(u32::MAX));
+    std::array::from_fn(|at| words[at / 4].to_ne_bytes()[at % 4])
+}
+
+/// Reads a record of a front-end of `owner`, whose socket is open to these. The process that wrote
+/// it may have been of another version, so no length is believed.
+pub(crate) fn read(
+    bytes: &[u8],
+    fds: Vec<OwnedFd>,
+    access: Access,
+    owner: &Owner,
+) -> Result<Record, RecordError> {
     // From here on they are closed where that blocks nobody.
     let mut fds = fds.into_iter().map(|fd| Foreign::of(owner, fd)).collect::<Vec<_>>().into_iter();
-    let mut bytes = bytes.strip_prefix(&MAGIC).ok_or(RecordError::OtherVersion)?;
+    let bytes = bytes.strip_prefix(&MAGIC).ok_or(RecordError::OtherVersion)?;
+    let mut bytes = bytes.strip_prefix(&bytes_of(access)).ok_or(RecordError::OtherOwner)?;
     let connection = fds.next().ok_or(RecordError::Damaged)?;
     let mut messages = Vec::new();
     while !bytes.is_empty() {
