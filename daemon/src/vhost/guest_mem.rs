@@ -656,6 +656,17 @@ mod tests {
     }
 
     #[test]
+    fn a_window_gives_nothing_behind_its_end() {
+        let file = memfd_create("window", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, PAGE).unwrap();
+        let memory = GuestMemory::new([(VhostUserMemoryRegion::new(0, PAGE, 0, 0), file)]).unwrap();
+        let window = memory.window(0, 16, 1).unwrap();
+        assert!(window.u8_at(15).is_some() && window.u8_at(16).is_none());
+        assert!(window.u16_at(14).is_some() && window.u16_at(16).is_none());
+        assert!(window.u64_at(8).is_some() && window.u64_at(16).is_none());
+    }
+
+    #[test]
     fn memory_is_there_whatever_the_watchdog_finds_meanwhile() {
         let file = memfd_create("watched", MemfdFlags::CLOEXEC).unwrap();
         let (guest, len) = (1 << 32, 2 * PAGE);

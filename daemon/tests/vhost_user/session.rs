@@ -476,6 +476,18 @@ fn a_legacy_driver_without_version_1_gets_the_short_header() {
 }
 
 #[test]
+fn no_inflight_file_is_made_for_more_or_larger_rings_than_there_may_be() {
+    for [rings, places] in [[3_u16, 256], [2, 32_769]] {
+        let mut world = World::connected(1);
+        let mut ask = vec![0; 16];
+        ask.extend([rings, places, 0, 0].into_iter().flat_map(u16::to_ne_bytes));
+        world.say(Req::GET_INFLIGHT_FD, &ask, &[]);
+        let reply = world.front.reply();
+        assert!(reply.is_none_or(|(.., file)| file.is_none()), "{rings} rings of {places}");
+    }
+}
+
+#[test]
 fn an_inflight_file_of_the_right_size_is_made() {
     let mut world = World::connected(2);
     let mut ask = vec![0; 16];
