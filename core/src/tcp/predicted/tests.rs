@@ -90,7 +90,8 @@ pub(in crate::tcp) struct Side<'m> {
     pub(in crate::tcp) shape: Shape,
     /// Its clock is ahead of that of R and G by this.
     ahead: Duration,
-    /// Relative to [`FIRST`]: what R and G send next, and the end of what G was given.
+    /// Relative to [`FIRST`]: what R and G send next, and the end of what G was given. An image
+    /// that lies may have said anything.
     next: [u32; 2],
     given: u32,
     /// End of what R was sent, where H sends for G.
@@ -211,7 +212,7 @@ impl<'m> Side<'m> {
 
     /// So many bytes of R are lost.
     pub(in crate::tcp) fn skips_bytes(&mut self, len: usize) {
-        self.next[0] += small(len);
+        self.next[0] = self.next[0].wrapping_add(small(len));
     }
 
     /// G does.
@@ -341,13 +342,13 @@ impl<'m> Side<'m> {
                 }
                 self.sends(UPLINK, flags, wish, &[]);
                 if wish.seq_off == 0 {
-                    self.next[0] += small(wish.len);
+                    self.next[0] = self.next[0].wrapping_add(small(wish.len));
                 }
             }
             Step::FromGuest(wish) => {
                 self.sends(GUEST, TcpFlags::ACK | TcpFlags(wish.flags), wish, &[]);
                 if wish.seq_off == 0 {
-                    self.next[1] += small(wish.len);
+                    self.next[1] = self.next[1].wrapping_add(small(wish.len));
                 }
             }
             Step::BatchEnd => {
