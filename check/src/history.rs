@@ -319,7 +319,7 @@ impl History {
             self.note_reset(at, from, seq);
             return None;
         }
-        liveness::on_look(self, at);
+        liveness::on_look(self, at, from, tcp);
         let mut end = seq + u64::from(tcp.payload_len);
         if flags.fin() {
             self.end_mut(from).fin = Some(end);

@@ -7,6 +7,7 @@ use nightporter_core::time::{Duration, Instant};
 use super::Ensure;
 use crate::history::{History, Side};
 use crate::out::Out;
+use crate::wire::Tcp;
 
 /// Packets a flow may cause besides, for timers: probes, local retransmission, window updates.
 const FOR_TIMERS: u64 = 400;
@@ -64,9 +65,12 @@ pub(crate) const fn on_resumed(h: &mut History) {
     h.rules.liveness.is_anew = true;
 }
 
-/// A segment came in that makes the host look for more room.
-pub(crate) const fn on_look(h: &mut History, at: Instant) {
-    h.rules.liveness.looked_at = at;
+/// A segment came in that makes the host look for more room, unless it is an acknowledgement of R
+/// without bytes (seed 75).
+pub(crate) fn on_look(h: &mut History, at: Instant, from: Side, tcp: &Tcp) {
+    if from == Side::G || tcp.payload_len > 0 || tcp.flags.fin() {
+        h.rules.liveness.looked_at = at;
+    }
 }
 
 /// Something else happened.

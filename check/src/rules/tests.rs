@@ -781,6 +781,21 @@ fn of_what_other_flows_give_back_r_may_hear_when_it_asks() {
     }
 }
 
+/// Seed 75: what R acknowledges, and what the host then sends for G, are no reason to look for it.
+#[test]
+fn of_what_other_flows_give_back_r_hears_no_sooner_because_it_acknowledges() {
+    let mut s = shut();
+    s.ms(30);
+    s.h.spare += 1 << 17;
+    s.net_sends(&seg(Side::R, 64_001, 0), &[]);
+    s.net_gets(&told(64_001), &[]);
+    s.ms(1);
+    s.net_sends(&seg(Side::R, 64_001, 1), &[7]);
+    s.h.spare -= 1 << 18;
+    s.net_gets(&with(seg(Side::G, 1, 64_001), |x| x.window = 100), &[]);
+    s.accepted();
+}
+
 #[test]
 fn odd_segments_are_answered_twice_a_second_at_most() {
     let mut s = Scene::promised(100);
