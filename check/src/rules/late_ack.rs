@@ -21,16 +21,25 @@ use crate::ranges::Ranges;
 pub(crate) struct LateAck {
     /// The flow acknowledged late after the last step.
     pub(crate) is_late: bool,
+    /// It did so before that step.
+    was_late: bool,
     /// A promise that left since then.
     wrong: Option<String>,
     /// The blocks that R was sent, as far as they are not acknowledged.
     blocks: Ranges,
+    /// Those, and others that the host may spare: R has repeated bytes that it need not have.
+    spared: Ranges,
 }
 
 impl LateAck {
-    /// An ACK of `ack` would end in a block that R was sent.
-    pub(super) fn is_inside_block(&self, ack: u64) -> bool {
-        self.blocks.end_of_run(ack) > ack
+    /// The flow acknowledged late at some time of the last step.
+    pub(super) fn was_or_is_late(&self) -> bool {
+        self.was_late || self.is_late
+    }
+
+    /// An ACK of `ack` may wait, as it would end in a block that R was sent.
+    pub(super) fn may_wait(&self, ack: u64) -> bool {
+        self.spared.has(ack)
     }
 }
 
@@ -38,16 +47,20 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
     let first = h.end(Side::R).ack_to;
     let known = first.max(h.end(Side::G).acked);
     // Before PROMPT-ACK notes it.
-    let repeats = s.seq < known || h.quality.waiting.may_have_of(s.seq, s.end);
-    if s.from == Side::R && s.counts && s.seq <= first && s.end > first && repeats {
-        h.quality.late.blocks = Ranges::default();
+    let is_first = s.from == Side::R && s.counts && s.seq <= first && s.end > first;
+    let (waiting, late) = (&h.quality.waiting, &mut h.quality.late);
+    if is_first && (s.seq < known || waiting.may_have_of(s.seq, s.end)) {
+        late.blocks = Ranges::default();
+    }
+    if is_first && (s.seq < known || waiting.must_have_of(s.seq, s.end)) {
+        late.spared = Ranges::default();
     }
 }
 
 pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let Some(ack) = o.ack.filter(|_| is_about(h, o)) else { return Ok(()) };
     let late = &h.quality.late;
-    if late.is_inside_block(ack) && ack > h.end(Side::R).ack_to {
+    if late.blocks.has(ack) && ack > h.end(Side::R).ack_to {
         return Err("an ACK that ends in a SACK block".to_owned());
     }
     let blocks = !o.tcp.options.sack.as_slice().is_empty();
@@ -81,9 +94,9 @@ pub(crate) fn after_out(h: &mut History, o: &Out<'_>) {
     let places: Vec<_> = places.filter(|(from, to)| *from > ack && to > from).collect();
     let late = &mut h.quality.late;
     late.wrong = late.wrong.take().or(wrong);
-    late.blocks.forget_below(ack);
-    for (from, to) in places {
-        late.blocks.insert(from, to);
+    for blocks in [&mut late.blocks, &mut late.spared] {
+        blocks.forget_below(ack);
+        places.iter().for_each(|(from, to)| blocks.insert(*from, *to));
     }
 }
 
@@ -92,11 +105,11 @@ pub(crate) fn on_step(h: &mut History, is_late: bool) -> Ensure {
     let twinned = h.is_twinned();
     let late = &mut h.quality.late;
     if !twinned {
-        late.blocks = Ranges::default();
+        (late.blocks, late.spared) = Default::default();
     }
     let wrong = late.wrong.take();
-    let was_late = core::mem::replace(&mut late.is_late, is_late);
-    match wrong.filter(|_| was_late && is_late && twinned) {
+    late.was_late = core::mem::replace(&mut late.is_late, is_late);
+    match wrong.filter(|_| late.was_late && is_late && twinned) {
         Some(what) => Err(what),
         None => Ok(()),
     }

@@ -126,9 +126,10 @@ pub(crate) fn after_out(h: &mut History, o: &Out<'_>) {
 
 /// An answer comes at once and has no new content; an ACK that was due for another reason would. An
 /// ACK whose number is beyond G's bytes is no answer: the host believes that G sends past it, and
-/// leaves (SNOOP-42).
+/// leaves (SNOOP-42); nor is the last one of a flow that leaves.
 fn is_answer(h: &History, o: &Out<'_>) -> bool {
-    h.quality.odd.pending == Some(o.at) && is_old(h, o) && o.seq <= h.end(Side::G).end
+    let leaves = h.state == Some(State::Pass) || o.seq > h.end(Side::G).end;
+    h.quality.odd.pending == Some(o.at) && is_old(h, o) && !leaves
 }
 
 fn is_old(h: &History, o: &Out<'_>) -> bool {

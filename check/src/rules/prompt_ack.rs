@@ -84,7 +84,12 @@ impl Waiting {
     /// The host may hold a byte of `[from, to)`.
     pub(super) fn may_have_of(&self, from: u64, to: u64) -> bool {
         let may = self.maybe.iter().any(|(at, end)| *at < to && *end > from);
-        may || self.held.touches(from + 1, to.saturating_sub(1))
+        may || self.must_have_of(from, to)
+    }
+
+    /// The host must hold a byte of `[from, to)`.
+    pub(super) fn must_have_of(&self, from: u64, to: u64) -> bool {
+        self.held.touches(from + 1, to.saturating_sub(1))
     }
 
     /// The host must hold `[from, to)`.
@@ -154,7 +159,7 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let Some(ack) = o.ack.filter(|_| o.to == Side::R && o.gated && h.is_twinned()) else {
         return Ok(());
     };
-    if h.quality.late.is_late {
+    if h.quality.late.was_or_is_late() {
         return Ok(());
     }
     let waiting = &h.quality.waiting;
@@ -196,7 +201,7 @@ pub(crate) fn on_step(h: &mut History, now: Instant) -> Ensure {
     let (told, acked) = (h.end(Side::R).ack_to, h.end(Side::G).acked);
     let held = h.quality.waiting.held.end_of_run(told.max(acked));
     // Bytes that were SACKed to R are acknowledged at once.
-    let ends_late = if h.quality.late.is_inside_block(acked) { told } else { acked };
+    let ends_late = if h.quality.late.may_wait(acked) { told } else { acked };
     let taken = if late { ends_late } else { held };
     // A probe is not answered for a guest that is long silent, and its octet is not taken (INV-19).
     let probe = taken == told + 1 && taken > acked;

@@ -6,6 +6,7 @@
 //! "Decisions"). Toward G the edge is R's own. With congestion offload the host may lend a mebibyte
 //! more (FLOOD-14), and keeps its promise for the room that G has used.
 
+use nightporter_core::limits::REFUSED_RUNNING;
 use nightporter_core::time::{Duration, Instant};
 
 use super::Ensure;
@@ -27,13 +28,17 @@ pub(crate) struct Edges {
     stands: (u64, Instant, bool),
     /// The host has sent for G since G was last shown a window.
     lent_by_sender: bool,
-    /// G was silent for so long that the host forgot the flow, and the edge it showed.
+    /// G's newest acknowledgement of R, and when it came, or R had nothing under way.
+    taken: (u64, Instant),
+    /// G was silent for so long that the host forgot the flow, and the edge it showed; or it took
+    /// nothing for so long that a flow may have left which owed R nothing (SNOOP-42).
     forgotten: bool,
 }
 
 impl Default for Edges {
     fn default() -> Self {
-        Self { stands: (BASE, Instant::ZERO, true), lent_by_sender: false, forgotten: false }
+        let (stands, taken) = ((BASE, Instant::ZERO, true), (BASE, Instant::ZERO));
+        Self { stands, lent_by_sender: false, taken, forgotten: false }
     }
 }
 
@@ -43,6 +48,12 @@ pub(crate) fn on_in(h: &mut History, at: Instant) {
     let (before, since, had_all) = h.rules.right_edge.stands;
     let stands = acked == before && !had_all;
     h.rules.right_edge.stands = (acked, if stands { since } else { at }, end <= acked);
+    let (taken, sent) = (h.end(Side::G).acked, h.end(Side::R).end);
+    let edges = &mut h.rules.right_edge;
+    edges.forgotten |= at.since(edges.taken.1) >= REFUSED_RUNNING;
+    if taken > edges.taken.0 || sent <= taken {
+        edges.taken = (taken, at);
+    }
 }
 
 /// The host has forgotten the flow.

@@ -473,9 +473,10 @@ impl Sending {
         if !self.sack && self.repair.is_some() {
             return Ok(()); // the bytes under way are a guess
         }
-        // Another copy may have been needed: then a repair of losses goes on (FLOOD-44).
-        let losses = self.doubted.filter(|repair| repair.undo.is_none());
-        if losses.is_some_and(|repair| repair.sent <= repair.most(self.mss)) {
+        // Another copy may have been needed: then a repair of losses goes on (FLOOD-44). Without
+        // SACK one of a timeout may as well: the sooner answer may be that of a shorter queue.
+        let goes_on = |repair: &Repair| repair.undo.is_none() || !self.sack;
+        if self.doubted.filter(goes_on).is_some_and(|repair| repair.sent <= repair.most(self.mss)) {
             return Ok(());
         }
         // Duplicate ACKs let new segments out before anything is acknowledged (RFC 3042). Without

@@ -1,7 +1,7 @@
 //! Written traces that the rules about time and quality refuse, and others that they accept.
 
 use nightporter_core::tcp::flow::State;
-use nightporter_core::time::Instant;
+use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 use super::turns::Turns;
@@ -29,6 +29,8 @@ struct Scene {
     hdr: VirtioNetHdr,
     /// Frames that leave have waited for the ring.
     waited: bool,
+    /// Frames leave as they came.
+    passes: bool,
 }
 
 /// A segment of R or G with relative numbers.
@@ -99,6 +101,7 @@ impl Scene {
             wrong: None,
             hdr: VirtioNetHdr::default(),
             waited: false,
+            passes: false,
         };
         s.h.known.mtu = Some(1500);
         s.sees(Side::R, &syn(Side::R), &[]);
@@ -144,7 +147,7 @@ impl Scene {
         let tap = if to == Side::R { Tap::ToNet } else { Tap::ToGuest(0) };
         let t = tapped(self.now, tap, self.hdr, &bytes, &packet);
         let t = Tapped { waited: self.waited, ..t };
-        let o = self.h.out(&t, to, !tcp.flags.syn(), ip, tcp);
+        let o = self.h.out(&t, to, !tcp.flags.syn() && !self.passes, ip, tcp);
         let said = check_out(&self.h, &o, false)
             .map_err(|(rule, _)| rule)
             .and_then(|()| recovery::on_out(&self.h, &o, &self.clock).map_err(|_| Rule::Recovery))
@@ -715,6 +718,21 @@ fn the_edge_goes_with_what_the_guest_acknowledges_beyond_it() {
     }
 }
 
+/// Seed 94234: the flow acknowledged late, and has left.
+#[test]
+fn a_guest_that_took_nothing_for_long_may_show_less_when_its_flow_has_left() {
+    for (seconds, fine) in [(121, true), (119, false)] {
+        let mut s = Scene::open();
+        s.net_sends(&seg(Side::R, 1, 1), &[7; 100]);
+        s.now = s.now + Duration::from_secs(seconds);
+        s.passes = true;
+        let less = with(seg(Side::G, 1, 1), |x| x.window = 10);
+        s.guest_sends(&less, &[]);
+        s.net_gets(&less, &[]);
+        if fine { s.accepted() } else { s.refused_by(Rule::RightEdge) }
+    }
+}
+
 #[test]
 fn r_is_not_held_back_while_the_guest_has_room() {
     let mut s = Scene::open();
@@ -805,6 +823,21 @@ fn odd_segments_are_answered_twice_a_second_at_most() {
         s.ms(ms);
         s.net_sends(&with(seg(Side::R, 5, 0), |x| x.flags = TcpFlags::SYN), &[]);
         s.net_gets(&told(101), &[]);
+        if fine { s.accepted() } else { s.refused_by(Rule::OddAcks) }
+    }
+}
+
+/// Seed 1200207: an R that lies about what it has makes the flow leave.
+#[test]
+fn the_last_ack_of_a_flow_that_leaves_answers_nothing() {
+    for (state, fine) in [(State::Pass, true), (State::Drain, false)] {
+        let mut s = Scene::promised(100);
+        for n in 0..2 {
+            s.seen_and_ms(100);
+            s.h.state = Some(if n == 0 { State::On } else { state });
+            s.net_sends(&with(seg(Side::R, 5, 0), |x| x.flags = TcpFlags::SYN), &[]);
+            s.net_gets(&told(101), &[]);
+        }
         if fine { s.accepted() } else { s.refused_by(Rule::OddAcks) }
     }
 }

@@ -736,6 +736,24 @@ fn flood_37_a_reset_of_g_is_exact_for_an_r_whose_window_is_shut() {
     r.gets_all(&["R. 10001 ack 1"]);
 }
 
+/// G does not know of R's RST before it has what is held, and goes on in the room that H has lent.
+#[test]
+fn snoop_15_a_guest_sends_a_remote_that_has_reset_nothing_beyond_its_window() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 40_001);
+    r.gets_all(&["1:10001"]);
+    r.sends("1:1001 ack 1");
+    r.takes_all();
+    r.sends("R. 1001");
+    assert_eq!(g.sends("15001:16001"), Verdict::Forward(PortId(0)));
+    r.gets_all(&["15001:16001"]);
+    assert_eq!(g.sends("70001:71001"), Verdict::Drop(DropReason::OutOfWindow));
+    r.gets_nothing();
+    g.sends("71001 ack 1001");
+    g.gets_last("R. 1001");
+    assert_eq!(w.state(), Some(State::Abort));
+}
+
 /// RFC 5681 section 4.1: the lesser of a first window and of what there was.
 #[test]
 fn flood_19_a_sender_begins_no_wider_than_the_one_before_it_ended() {

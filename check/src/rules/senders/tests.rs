@@ -350,6 +350,34 @@ fn a_repair_may_begin_with_what_follows_a_partial_acknowledgement() {
     assert_eq!(without_sack(&format!("{sent}\n {heard}\n 204 > 20000:21000")), Ok(()));
 }
 
+/// Seed 1200003: the path had become shorter, and only copies had been answered since.
+#[test]
+fn without_sack_three_duplicates_bring_a_copy_however_long_the_path_was() {
+    let sent = "0 > 0:10000\n 100 ack 10000\n 100 > 10000:20000";
+    let copy = "104 > 10000:11000";
+    let heard = |n| (1..=n).map(|n| format!("{} ack 10000\n", 100 + n)).collect::<String>();
+    assert_eq!(without_sack(&format!("{sent}\n {}\n {copy}", heard(3))), Ok(()));
+    let again = format!("{sent}\n {}\n {copy}\n 105 > 10000:11000", heard(3));
+    for script in [format!("{sent}\n {}\n {copy}", heard(2)), again] {
+        let said = without_sack(&script).expect_err("too early");
+        assert!(said.ends_with("us, on a path of 100000 us"), "{said}");
+    }
+}
+
+/// Seed 1200198: the answer to a copy came sooner than all that queues had held up.
+#[test]
+fn without_sack_a_timeout_that_was_perhaps_for_nothing_may_go_on() {
+    let duplicates = |from: u32| (0..20).map(move |n| format!("{} ack 10000\n", from + n));
+    let repair: String = duplicates(200).collect();
+    let sent = "0 > 0:10000\n 100 ack 10000\n 100 > 10000:30000";
+    let repaired = "220 > 10000:11000\n 220 > 30000:50000\n 320 ack 30000";
+    let silence = "600 > 30000:31000\n 650 ack 31000";
+    let script = format!("{sent}\n {repair} {repaired}\n {silence}\n 650 > 50000");
+    assert_eq!(without_sack(&format!("{script}:52000")), Ok(()));
+    let said = without_sack(&format!("{script}:62000")).expect_err("as if all had arrived");
+    assert!(said.contains("bytes under way to R in a window of"), "{said}");
+}
+
 /// Seed 44436: an original came late, and the host thinks nothing of it.
 #[test]
 fn a_timeout_may_go_on_where_it_was_perhaps_for_nothing() {

@@ -44,12 +44,13 @@ impl Sending {
     }
 
     /// Without SACK an acknowledgement of a part of repaired bytes, or bytes still to be repaired,
-    /// show that the next are lost (RFC 6582 section 3.2), whenever that left, but once.
+    /// show that the next are lost (RFC 6582 section 3.2), whenever that left, but once. So do
+    /// three duplicates, on a path that has become shorter, too.
     fn is_found_lost(&self, from: u64) -> bool {
         let repaired = self.pieces.get(&from).is_some_and(|p| p.copied && p.counts);
         let until = self.repair.map_or(0, |repair| repair.until).max(self.alarmed);
-        let partial = from == self.una && from < until && self.duplicates == 0;
-        !self.sack && partial && !repaired
+        let partial = from < until && self.duplicates == 0;
+        !self.sack && from == self.una && (partial || self.duplicates >= 3) && !repaired
     }
 
     pub(super) fn backs_off(&mut self, at: Instant, from: u64) -> Ensure {

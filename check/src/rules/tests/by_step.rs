@@ -223,6 +223,39 @@ fn life_12_no_block_leaves_above_an_ack_that_is_below_held_bytes() {
     s.refused_by(Rule::LateAck);
 }
 
+/// Seed 1200356: what a flow still said late when it began to acknowledge early.
+#[test]
+fn life_12_a_step_that_ends_the_late_mode_owes_no_blocks() {
+    for (steps, fine) in [(1, true), (2, false)] {
+        let mut s = late();
+        s.net_sends(&seg(Side::R, 401, 1), &[7; 100]);
+        s.guest_sends(&seg(Side::G, 1, 101), &[]);
+        for _ in 0..steps {
+            accepted(Rule::LateAck, &late_ack::on_step(&mut s.h, false));
+        }
+        s.net_gets(&told(101), &[]);
+        if fine { s.accepted() } else { s.refused_by(Rule::PromptAck) }
+    }
+}
+
+/// Seed 1200452: R repeats what the host need not have taken, so it may believe R or not.
+#[test]
+fn life_12_an_ack_may_wait_for_a_block_that_r_has_perhaps_forgotten() {
+    const URGENT: TcpFlags = TcpFlags::ACK.union(TcpFlags::URG);
+    for (flags, fine) in [(URGENT, true), (TcpFlags::ACK, false)] {
+        let mut s = Scene::open();
+        accepted(Rule::LateAck, &late_ack::on_step(&mut s.h, true));
+        s.net_sends(&seg(Side::R, 201, 1), &[7; 100]);
+        s.net_gets(&with(told(1), |x| x.sack = blocks(&[(201, 301)])), &[]);
+        let first = |flags| with(seg(Side::R, 1, 1), |x| (x.flags, x.urgent) = (flags, 100));
+        s.net_sends(&first(flags), &[7; 200]);
+        s.net_sends(&first(TcpFlags::ACK), &[7; 200]);
+        s.guest_sends(&seg(Side::G, 1, 251), &[]);
+        s.ms(12);
+        if fine { s.accepted() } else { s.refused_by(Rule::PromptAck) }
+    }
+}
+
 /// One connection of one guest, whose streams are known.
 struct One(FlowKey);
 

@@ -498,11 +498,12 @@ impl Flow {
 
     /// G was shown more room than R has, by a box that is gone, and uses it: R would complain of
     /// each such segment. A segment that begins with the first byte that R lacks is a probe
-    /// (FLOOD-12).
+    /// (FLOOD-12). Or R has reset the connection, H sends for G no longer, and G does not know yet.
     pub(in crate::tcp) fn has_no_room_for(&self, seq: u64, end: u64) -> bool {
         let una = self.outbound.una();
         let shown = self.losses.unsent().max(self.losses.promised());
-        end <= shown && seq > una && seq >= self.outbound.edge(self.options.shift_r)
+        let beyond = seq > una && seq >= self.outbound.edge(self.options.shift_r);
+        beyond && (end <= shown || self.receiver.reset_waits())
     }
 
     /// A segment of G up to `end` is dropped for lack of room. G is still shown the room that it
