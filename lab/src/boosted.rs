@@ -15,16 +15,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nix::sched::{CloneFlags, unshare};
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::boost::{Boosting, Source};
 use crate::cpus::{Awake, Cores, pin};
-use crate::crowd::{Echo, Idle, Times};
+use crate::crowd::{Echo, Idle};
 use crate::daemon::Daemon;
+use crate::experiment::stats::percentile;
+use crate::experiment::verdict::{Check, Wanted};
+use crate::experiment::{Better, Cell, Experiment, Measure, Results, Values, measure};
 use crate::host::ip;
 use crate::link::Link;
 use crate::process::{CpuUse, Process, die_cleanly_on_signals};
-use crate::report::stats::percentile;
 use crate::rundir::RunDir;
 use crate::sched::{CpuCgroups, Layout};
 
@@ -45,8 +48,28 @@ const ECHO_MAX: Duration = Duration::from_millis(2);
 /// A share may differ by so many percent of the core from that without boosts.
 const SHARE_MAX: f64 = 2.0;
 
+const ECHO: &str = "echo";
+const SHARE: &str = "share of the core";
+/// Against an equal share, of what all had, in a window of a second.
+const LOSS: &str = "loss in a second";
+const MEASURES: [Measure; 3] = [
+    measure(SHARE, "%", Better::Neither),
+    measure(LOSS, "%", Better::Neither).with_tail(),
+    measure(ECHO, "ms", Better::Neither).with_tail(),
+];
+/// The arm that echoes are of; the others are the VMs.
+const WORKER: &str = "worker";
+
+fn case(boosted: usize) -> String {
+    format!("{boosted} VMs boosted all the time")
+}
+
+fn arm(vm: usize) -> String {
+    format!("VM {vm}")
+}
+
 /// The measurements.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize)]
 pub struct Options {
     /// The cgroups in which the VMs compete.
     pub layout: Layout,
@@ -79,98 +102,79 @@ pub fn run(options: &Options) -> Result<bool> {
     if let Some(why) = boosting.wait_judged(VMS)? {
         anyhow::bail!("the booster refuses a VM: {why}");
     }
-    let mut all = BOOSTED.map(|_| Seen::default());
-    let mut times = Times::default();
+    let mut results = Results::open(&Experiment {
+        name: "boosted",
+        measures: &MEASURES,
+        settings: serde_json::to_value(options)?,
+        out: None,
+    })?;
     for _ in 0..options.time.as_secs().div_ceil(VISIT.as_secs()) {
-        for (seen, count) in all.iter_mut().zip(BOOSTED) {
+        for count in BOOSTED {
             boosting.select(if count == 0 { Source::None } else { Source::Always(count) })?;
-            let echoes = visit(&vms, &mut echo, seen)?;
-            times.note(&format!("echo, {count} VMs boosted"), echoes);
+            visit(&vms, &mut echo, &case(count), &mut results)?;
         }
     }
     boosting.select(Source::None)?;
-    println!("{times}");
-    let kept = judge(&all, &times);
+    judge(&mut results);
     for (vm, account) in boosting.accounts().iter().enumerate() {
         println!("VM {vm}: {account:?}");
     }
     drop((boosting, vms));
     daemon.stop()?;
-    Ok(kept)
+    results.finish()
 }
 
-/// The findings while so many were boosted.
-#[derive(Debug, Default)]
-struct Seen {
-    /// CPU time of each VM.
-    used: [Duration; VMS],
-    /// The loss of each against a third of what all had, for each window, in percent of it.
-    losses: [Vec<f64>; VMS],
-}
-
-impl Seen {
-    /// Percent of what all had.
-    fn shares(&self) -> [f64; VMS] {
-        let all = self.used.iter().sum::<Duration>().as_secs_f64().max(1e-9);
-        self.used.map(|used| 100.0 * used.as_secs_f64() / all)
-    }
-}
-
-/// Prints shares and losses; whether they and the echoes are as they must be.
-fn judge(all: &[Seen; BOOSTED.len()], times: &Times) -> bool {
-    let mut kept = true;
-    let mut must = |what: &str, holds: bool| {
-        println!("  {} {what}", if holds { "kept:    " } else { "NOT KEPT:" });
-        kept &= holds;
+/// Shares and echoes are as without boosts, or nearly.
+fn judge(results: &mut Results) {
+    let shares = |results: &Results, count| {
+        let share = |vm| results.quantiles(&case(count), &arm(vm), SHARE).map_or(0.0, |q| q.mean);
+        [0, 1, 2].map(share)
     };
-    let without = all[0].shares();
-    for (seen, count) in all.iter().zip(BOOSTED) {
-        let shares = seen.shares();
-        let neighbours: Vec<f64> = seen.losses[1..].iter().flatten().copied().collect();
-        let [p50, p99] = [500, 990].map(|at| percentile(&neighbours, at).unwrap_or_default());
-        let windows = seen.losses[0].len();
-        println!(
-            "{count} VMs boosted all the time: shares {shares:.1?} %; losses of the second and \
-             third in {windows} windows of a second: p50 {p50:.1} %, p99 {p99:.1} %"
-        );
-        if count > 0 {
-            let off = shares.iter().zip(without).map(|(with, without)| (with - without).abs());
-            let off = off.fold(0.0, f64::max);
-            must(&format!("shares within {SHARE_MAX} % ({off:.1})"), off <= SHARE_MAX);
-            let p99 = times.percentile(&format!("echo, {count} VMs boosted"), 990);
-            let most = ECHO_MAX.max(times.percentile("echo, 0 VMs boosted", 990));
-            must(&format!("p99 of echoes at most {most:?} ({p99:?})"), p99 <= most);
-        }
+    let tail = |results: &Results, count| {
+        percentile(&results.values(&case(count), WORKER, ECHO), 990).unwrap_or_default()
+    };
+    let (without, echo) = (shares(results, BOOSTED[0]), tail(results, BOOSTED[0]));
+    for &count in &BOOSTED[1..] {
+        let shares = shares(results, count);
+        let off = shares.iter().zip(without).map(|(is, was)| (is - was).abs()).fold(0.0, f64::max);
+        let what = format!("{}: shares differ by, % of the core", case(count));
+        results.check(Check::of(what, off, Wanted::AtMost(SHARE_MAX)));
+        let what = format!("{}: one in a hundred echoes, ms", case(count));
+        let most = Wanted::AtMost((ECHO_MAX.as_secs_f64() * 1e3).max(echo));
+        results.check(Check::of(what, tail(results, count), most));
     }
-    kept
 }
 
 /// Echoes for a while, and what the VMs have meanwhile.
-fn visit(vms: &[Vm], echo: &mut Echo, seen: &mut Seen) -> Result<Vec<Duration>> {
+fn visit(vms: &[Vm], echo: &mut Echo, case: &str, results: &mut Results) -> Result<()> {
     let used = || -> Result<Vec<Duration>> {
         vms.iter().map(|vm| Ok(CpuUse::of_thread(vm.thread)?.time)).collect()
     };
     let begin = Instant::now();
     let (mut before, mut window_at) = (used()?, begin);
-    let (mut times, mut due) = (Vec::new(), begin);
+    let mut due = begin;
+    let mut note = |arm: &str, of: Vec<(&'static str, f64)>| {
+        let round = results.values(case, arm, of[0].0).len();
+        results.note(&Cell::new(case, arm), round, Values { of, ..Values::default() });
+    };
     while begin.elapsed() < VISIT {
         due += INTERVAL;
         thread::sleep(due.saturating_duration_since(Instant::now())); // the point of it
-        times.push(echo.once()?);
+        note(WORKER, vec![(ECHO, echo.once()?.as_secs_f64() * 1e3)]);
         if window_at.elapsed() < WINDOW {
             continue;
         }
         let (now, length) = (used()?, window_at.elapsed().as_secs_f64());
         window_at = Instant::now();
-        let had = |vm: usize| now[vm].saturating_sub(before[vm]);
-        let fair = (0..VMS).map(had).sum::<Duration>().as_secs_f64() / VMS as f64;
+        let had = |vm: usize| now[vm].saturating_sub(before[vm]).as_secs_f64();
+        let all: f64 = (0..VMS).map(had).sum();
         for vm in 0..VMS {
-            seen.used[vm] += had(vm);
-            seen.losses[vm].push(100.0 * (fair - had(vm).as_secs_f64()) / length);
+            let loss = 100.0 * (all / VMS as f64 - had(vm)) / length;
+            note(&arm(vm), vec![(SHARE, 100.0 * had(vm) / all.max(1e-9)), (LOSS, loss)]);
         }
         before = now;
     }
-    Ok(times)
+    Ok(())
 }
 
 fn start_daemon(dir: &Path, core: usize, boost: &str) -> Result<Daemon> {
@@ -270,26 +274,31 @@ pub fn hog(socket: &Path, core: usize) -> Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experiment::verdict::Verdict;
 
     #[test]
     fn bst_06_shares_and_echoes_that_are_off_are_not_kept() {
-        let seen = |used: [u64; VMS]| Seen {
-            used: used.map(Duration::from_millis),
-            losses: [(); VMS].map(|()| vec![0.0]),
-        };
-        let times = |slow: u64| {
-            let mut times = Times::default();
+        let kept = |shares: [f64; VMS], slow: f64| {
+            let mut results = Results::of_nothing(&MEASURES);
+            let mut note = |count, arm: &str, round, of| {
+                let cell = Cell::new(case(count), arm);
+                results.note(&cell, round, Values { of: vec![of], ..Values::default() });
+            };
             for count in BOOSTED {
-                let slow = if count == 0 { 300 } else { slow };
-                let list = (1..=200).map(|n| Duration::from_micros(if n > 190 { slow } else { n }));
-                times.note(&format!("echo, {count} VMs boosted"), list.collect());
+                let shares = if count == 1 { shares } else { [33.3; VMS] };
+                (0..VMS).for_each(|vm| note(count, &arm(vm), 0, (SHARE, shares[vm])));
+                let slow = if count == 0 { 0.3 } else { slow };
+                for n in 1..=200 {
+                    let ms = if n > 190 { slow } else { n as f64 / 1e3 };
+                    note(count, WORKER, n, (ECHO, ms));
+                }
             }
-            times
+            judge(&mut results);
+            results.checks().iter().all(|check| check.verdict == Verdict::Kept)
         };
-        let fair = || seen([1000, 1000, 1000]);
-        assert!(judge(&[fair(), fair(), fair()], &times(1900)));
-        assert!(!judge(&[fair(), fair(), fair()], &times(2100)));
-        assert!(!judge(&[fair(), seen([1100, 950, 950]), fair()], &times(1900)));
-        assert!(judge(&[fair(), seen([1030, 985, 985]), fair()], &times(1900)));
+        assert!(kept([33.3; VMS], 1.9));
+        assert!(!kept([33.3; VMS], 2.1));
+        assert!(!kept([36.6, 31.7, 31.7], 1.9));
+        assert!(kept([34.3, 32.8, 32.8], 1.9));
     }
 }

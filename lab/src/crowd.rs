@@ -8,7 +8,7 @@
 //! questions and changes then go to a daemon with the crowd that may use all cores. Everything
 //! happens in a network namespace of this process.
 
-use std::fmt::{self, Write as _};
+use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -24,9 +24,12 @@ use nix::sched::{CloneFlags, CpuSet, sched_getaffinity, sched_setaffinity, unsha
 use nix::sys::eventfd::EventFd;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::Pid;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::daemon::launch;
+use crate::experiment::verdict::{Check, Wanted};
+use crate::experiment::{Better, Cell, Experiment, Measure, Results, Values, measure};
 use crate::front_end::{self, FrontEnd, RingAt};
 use crate::host::ip;
 use crate::process::Process;
@@ -48,7 +51,7 @@ const CORE: usize = 0;
 const ECHO_LIMIT: Duration = Duration::from_millis(500);
 
 /// The measurements.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize)]
 pub struct Options {
     /// VMs in the crowd.
     pub vms: usize,
@@ -57,6 +60,19 @@ pub struct Options {
     /// VMs that come and go, and times that a status is asked for.
     pub changes: usize,
 }
+
+/// An echo beside the crowd over one alone, at most.
+const ECHO_MOST: f64 = 1.1;
+
+const ECHO: &str = "echo";
+const ANSWER: &str = "answer";
+const MEASURES: [Measure; 2] = [
+    measure(ECHO, "us", Better::Neither).with_tail(),
+    measure(ANSWER, "ms", Better::Neither).with_tail(),
+];
+const IN_TURNS: &str = "an echo, in turns";
+const MEANWHILE: &str = "an echo beside them, while";
+const ALONE: &str = "alone";
 
 /// Measures, and prints a table.
 ///
@@ -74,39 +90,64 @@ pub fn run(options: &Options) -> Result<bool> {
     sched_setaffinity(this, &core).context("staying on one core")?;
     let mut alone = Host::start(dir.path(), &store, 0)?;
     let mut beside = Host::start(dir.path(), &store, options.vms)?;
-    let mut times = Times::default();
+    let mut results = Results::open(&Experiment {
+        name: "crowd",
+        measures: &MEASURES,
+        settings: serde_json::to_value(options)?,
+        out: None,
+    })?;
+    let crowd = format!("{} VMs", options.vms);
     for _ in 0..options.echoes.div_ceil(IN_TURN) {
-        for host in [&mut alone, &mut beside] {
+        for (host, arm) in [(&mut alone, ALONE), (&mut beside, &*crowd)] {
             (0..WARM_UP).try_for_each(|_| host.echo.once().map(drop))?;
             let echoes = (0..IN_TURN).map(|_| host.echo.once()).collect::<Result<Vec<_>>>()?;
-            times.note(&format!("echo, {} VMs", host.vms), echoes);
+            note_echoes(&mut results, IN_TURNS, arm, echoes);
         }
     }
-    let ratio = {
-        let [alone, beside] = [0, options.vms].map(|vms| times.median(&format!("echo, {vms} VMs")));
-        beside.as_secs_f64() / alone.as_secs_f64()
-    };
     alone.stop()?;
     beside.stop()?;
     sched_setaffinity(this, &cores)?;
     let mut beside = Host::start(dir.path(), &store, options.vms)?;
     let (control, dir) = (&mut beside.control, &beside.dir);
     let of_changes = asked_meanwhile(&mut beside.echo, || changes(control, dir, options))?;
-    times.note("echo, while VMs come and go", of_changes.0);
-    of_changes.1.into_iter().for_each(|(what, list)| times.note(what, list));
+    note_echoes(&mut results, MEANWHILE, "VMs change", of_changes.0);
     let metrics = beside.metrics;
     let of_status = asked_meanwhile(&mut beside.echo, || statuses(control, metrics, options))?;
-    times.note("echo, while statuses are asked for", of_status.0);
-    of_status.1.into_iter().for_each(|(what, list)| times.note(what, list));
-    println!("{times}\nAn echo beside {} VMs takes {ratio:.3} of one alone.", options.vms);
+    note_echoes(&mut results, MEANWHILE, "it is asked", of_status.0);
+    for (what, list) in of_changes.1.into_iter().chain(of_status.1) {
+        note(&mut results, &Cell::new("an operator beside them", what), (ANSWER, 1e3), list);
+    }
     beside.stop()?;
-    Ok(true)
+    let median = |arm| results.quantiles(IN_TURNS, arm, ECHO).map(|quantiles| quantiles.p50);
+    if let [Some(alone), Some(beside)] = [ALONE, &*crowd].map(median) {
+        let what = format!("an echo, median: beside {crowd} over one alone");
+        results.check(Check::of(what, beside / alone, Wanted::AtMost(ECHO_MOST)));
+    }
+    results.finish()
+}
+
+/// Echoes were timed.
+pub(crate) fn note_echoes(results: &mut Results, case: &str, arm: &str, list: Vec<Duration>) {
+    note(results, &Cell::new(case, arm), (ECHO, 1e6), list);
+}
+
+/// So many of a unit are a second.
+fn note(
+    results: &mut Results,
+    cell: &Cell,
+    (what, unit): (&'static str, f64),
+    list: Vec<Duration>,
+) {
+    let first = results.values(&cell.case, &cell.arm, what).len();
+    for (n, time) in list.into_iter().enumerate() {
+        let of = vec![(what, time.as_secs_f64() * unit)];
+        results.note(cell, first + n, Values { of, ..Values::default() });
+    }
 }
 
 /// A daemon with two uplinks and so many VMs, and its users.
 #[derive(Debug)]
 struct Host {
-    vms: usize,
     dir: PathBuf,
     /// Where metrics are scraped.
     metrics: SocketAddr,
@@ -133,7 +174,7 @@ impl Host {
             ensure!(Instant::now() < deadline, "not all links came up in {LIMIT:?}");
         }
         let echo = Echo::new(&taps)?;
-        Ok(Self { vms, dir, metrics, daemon, control, crowd, echo })
+        Ok(Self { dir, metrics, daemon, control, crowd, echo })
     }
 
     fn stop(mut self) -> Result<()> {
@@ -199,47 +240,6 @@ fn statuses(control: &mut Control, metrics: SocketAddr, options: &Options) -> Re
         scraped.push(begin.elapsed());
     }
     Ok(vec![("status", told), ("scrape", scraped)])
-}
-
-/// All measurements, by subject.
-#[derive(Debug, Default)]
-pub(crate) struct Times(Vec<(String, Vec<Duration>)>);
-
-impl Times {
-    pub(crate) fn note(&mut self, what: &str, list: Vec<Duration>) {
-        match self.0.iter_mut().find(|(of, _)| of == what) {
-            Some((_, all)) => all.extend(list),
-            None => self.0.push((what.to_owned(), list)),
-        }
-    }
-
-    fn median(&self, what: &str) -> Duration {
-        self.percentile(what, 500)
-    }
-
-    /// Of a subject that was measured.
-    pub(crate) fn percentile(&self, what: &str, per_mille: usize) -> Duration {
-        let mut list = self.0.iter().find(|(of, _)| of == what).expect("measured").1.clone();
-        list.sort_unstable();
-        list[(list.len() - 1) * per_mille / 1000]
-    }
-}
-
-impl fmt::Display for Times {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (what, list) in &self.0 {
-            let mut sorted = list.clone();
-            sorted.sort_unstable();
-            let Some(last) = sorted.len().checked_sub(1) else { continue };
-            write!(f, "  {what:36} n {:6}", sorted.len())?;
-            for (name, at) in [("median", 500), ("p90", 900), ("p99", 990), ("most", 1000)] {
-                let us = sorted[last * at / 1000].as_nanos() as f64 / 1000.0;
-                write!(f, "  {name} {us:9.1} us")?;
-            }
-            writeln!(f)?;
-        }
-        Ok(())
-    }
 }
 
 /// A directory on a tmpfs: /run need not be one with room for the store of a crowd.
@@ -407,23 +407,5 @@ impl Echo {
                 return Ok(());
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_are_said_by_what_they_are_of() {
-        let list = |n: u64| (1..=n).map(Duration::from_micros).collect::<Vec<_>>();
-        let mut times = Times::default();
-        times.note("echo", list(101));
-        times.note("status", list(1));
-        times.note("echo", list(100));
-        let said = times.to_string();
-        assert!(said.contains("n    201  median      51.0 us"), "{said}");
-        assert!(said.ends_with("most       1.0 us\n"), "{said}");
-        assert_eq!(times.median("echo"), Duration::from_micros(51));
     }
 }

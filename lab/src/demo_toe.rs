@@ -15,7 +15,7 @@ mod report;
 mod rings;
 
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
@@ -24,15 +24,14 @@ use serde::Serialize;
 
 use crate::accel::Accel;
 use crate::cpus::Awake;
-use crate::image::{Image, log_dir, source_root};
+use crate::experiment::{Experiment, Results, Rounds};
+use crate::image::{Image, log_dir};
 use crate::process;
 use crate::progress::Progress;
 use crate::rundir::RunDir;
 use crate::vmm::{Places, Vmm};
 use ends::End;
 use hosts::Ready;
-pub use report::Report;
-use report::Row;
 
 /// The kinds of measurements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -101,7 +100,7 @@ const ROUND_TRIPS: usize = 500;
 const PORT: u16 = 7000;
 
 /// The measurements.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize)]
 pub struct Options {
     /// One after the other.
     pub guests: Vec<Between>,
@@ -136,26 +135,32 @@ pub fn run(options: &Options) -> Result<bool> {
     process::die_cleanly_on_signals()?;
     let mut progress = Progress::start();
     let _awake = Awake::hold();
-    let mut rows = Vec::new();
+    let mut results = Results::open(&Experiment {
+        name: "demo-toe",
+        measures: &report::MEASURES,
+        settings: serde_json::to_value(options)?,
+        out: None,
+    })?;
     for &between in &options.guests {
         // A thread of its own, because it goes into the hosts' namespaces.
-        let progress = &mut progress;
+        let (progress, results) = (&mut progress, &mut results);
         let measured = thread::scope(|scope| {
-            let inside = scope.spawn(move || measure(between, options, progress));
+            let inside = scope.spawn(move || measure(between, options, progress, results));
             inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         });
-        rows.extend(measured.with_context(|| format!("{between:?} guests"))?);
+        measured.with_context(|| format!("{between:?} guests"))?;
     }
-    let report = Report::of(rows);
-    println!("{}", report.table());
-    let path = source_root().join("target/demo-toe/result.json");
-    report.write_json(&path)?;
-    println!("All of it: {}", path.display());
-    Ok(report.kept())
+    report::judge(&mut results);
+    results.finish()
 }
 
 /// Boots the guests, measures all paths in turn, takes everything down.
-fn measure(between: Between, options: &Options, progress: &mut Progress) -> Result<Vec<Row>> {
+fn measure(
+    between: Between,
+    options: &Options,
+    progress: &mut Progress,
+    results: &mut Results,
+) -> Result<()> {
     let (vmm, image) = vmm(between, options.accel, progress)?;
     let run_dir = RunDir::create()?;
     let logs = log_dir(&format!("demo-toe-{between:?}").to_lowercase())?;
@@ -172,27 +177,19 @@ fn measure(between: Between, options: &Options, progress: &mut Progress) -> Resu
             let bytes = first.and_then(|_| hosts.sample(path, case, WARM_UP)).map(bytes_for);
             let touched = bytes.and_then(|bytes| Ok((bytes, hosts.sample(path, case, bytes)?)));
             let (bytes, _) = touched.with_context(|| format!("{case:?} by {path:?}"))?;
-            cells.push((path, case, bytes, vec![]));
+            cells.push((path, case, bytes));
         }
     }
-    let begun = Instant::now();
     let (least, most) = options.rounds;
-    for round in 0..most {
-        if round >= least && begun.elapsed() > options.time {
-            break;
-        }
-        progress.update(round, most, &format!("rounds between {between:?} guests"));
-        let count = cells.len();
-        for at in 0..count {
-            // The first path of one round is another in the next.
-            let (path, case, bytes, samples) = &mut cells[(at + round) % count];
-            let sample = hosts.sample(*path, *case, *bytes);
-            samples.push(sample.with_context(|| format!("{case:?} by {path:?}"))?);
-        }
-    }
+    let rounds = Rounds { least, most, time: Some(options.time) };
+    let names: Vec<_> =
+        cells.iter().map(|&(path, case, _)| report::cell(between, path, case)).collect();
+    results.rounds(&names, rounds, progress, |index, _| {
+        let (path, case, bytes) = cells[index];
+        Ok(hosts.sample(path, case, bytes)?.values(case))
+    })?;
     progress.step("cleaning up");
-    hosts.stop()?;
-    Ok(cells.iter().map(|(path, case, _, all)| Row::of(between, *path, *case, all)).collect())
+    hosts.stop()
 }
 
 /// As many as take about [`TRANSFER`].

@@ -13,19 +13,19 @@ use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
 use nightporter_guest::control::{Command, Reply};
+use serde::Serialize;
 
 use crate::accel::Accel;
 use crate::cpus::Awake;
 use crate::demo_toe::{Between, vmm};
+use crate::experiment::{Cell, Experiment, Results, Rounds, Values};
 use crate::hosts::{Hosts, nic};
-use crate::image::{Image, PEER, TOE_LIBRARY, log_dir, source_root};
+use crate::image::{Image, PEER, TOE_LIBRARY, log_dir};
 use crate::peer::Sockets;
 use crate::process;
 use crate::progress::Progress;
 use crate::rundir::RunDir;
 use crate::vmm::{Places, Vmm};
-pub use report::Report;
-use report::Run;
 
 /// Further packages of guests; `dash` is their shell.
 const PACKAGES: [&str; 4] = ["coreutils", "dash", "hpcc", "openmpi-bin"];
@@ -37,7 +37,7 @@ const BYTES_LEAST: u64 = 1_000_000;
 const DIRECTORY: &str = "/tmp/hpcc";
 
 /// The measurements.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize)]
 pub struct Options {
     /// Numbers of guests, one after the other; even.
     pub guests: Vec<usize>,
@@ -63,37 +63,60 @@ pub fn run(options: &Options) -> Result<bool> {
     let (vmm, image) = vmm(options.between, options.accel, &mut progress)?;
     progress.step("preparing Open MPI and hpcc for the guests");
     let image = image.with_packages("hpcc", &PACKAGES)?;
-    let mut runs = Vec::new();
+    let mut results = Results::open(&Experiment {
+        name: "hpcc",
+        measures: &report::MEASURES,
+        settings: serde_json::to_value(options)?,
+        out: None,
+    })?;
     for &guests in &options.guests {
         ensure!(
             guests >= 2 && guests.is_multiple_of(2),
             "half of {guests} guests is no whole number"
         );
         // A thread of its own, because it goes into the hosts' namespaces.
-        let (progress, image) = (&mut progress, &image);
+        let (progress, image, results) = (&mut progress, &image, &mut results);
+        if !results.lacks(&cells(guests), options.rounds) {
+            continue; // a run that was cut off had done it
+        }
         let measured = thread::scope(|scope| {
-            let inside = scope.spawn(move || measure(guests, vmm, image, options, progress));
+            let inside =
+                scope.spawn(move || measure(guests, (vmm, image), options, progress, results));
             inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         });
-        runs.extend(measured.with_context(|| format!("{guests} guests"))?);
+        measured.with_context(|| format!("{guests} guests"))?;
     }
     progress.clear();
-    let report = Report::of(&runs, options.between);
-    println!("{}", report.table());
-    let path = source_root().join("target/hpcc/result.json");
-    report.write_json(&path)?;
-    println!("All of it: {}", path.display());
-    Ok(report.is_better())
+    options.guests.iter().for_each(|guests| report::judge(&mut results, &case(*guests)));
+    results.finish()
+}
+
+/// As the tables call it.
+const fn name(path: Sockets) -> &'static str {
+    match path {
+        Sockets::Native => "overlay",
+        Sockets::Toe => "toe",
+    }
+}
+
+const PATHS: [Sockets; 2] = [Sockets::Native, Sockets::Toe];
+
+fn case(guests: usize) -> String {
+    format!("{guests} guests")
+}
+
+fn cells(guests: usize) -> [Cell; 2] {
+    PATHS.map(|path| Cell::new(case(guests), name(path)))
 }
 
 /// Boots the guests, runs it by both paths in turn, takes everything down.
 fn measure(
     guests: usize,
-    vmm: Vmm,
-    image: &Image,
+    (vmm, image): (Vmm, &Image),
     options: &Options,
     progress: &mut Progress,
-) -> Result<Vec<Run>> {
+    results: &mut Results,
+) -> Result<()> {
     let run_dir = RunDir::create()?;
     let logs = log_dir("hpcc")?;
     progress.step(&format!("booting {guests} guests on two hosts"));
@@ -103,25 +126,11 @@ fn measure(
     for guest in 0..guests {
         prepare(&mut hosts, guest, options.size).context("preparing a guest")?;
     }
-    let mut runs = Vec::new();
-    for round in 0..options.rounds {
-        let paths = [Sockets::Native, Sockets::Toe];
-        for at in 0..2 {
-            // The first path of one round is another in the next.
-            let path = paths[(at + round) % 2];
-            progress.update(
-                2 * round + at,
-                2 * options.rounds,
-                &format!("{guests} guests by {}", report::name(path)),
-            );
-            let run = challenge(&mut hosts, path)?;
-            progress.step(&run.line());
-            runs.push(run);
-        }
-    }
+    let rounds = Rounds::exactly(options.rounds);
+    let one = |path: usize, _| challenge(&mut hosts, PATHS[path]);
+    results.rounds(&cells(guests), rounds, progress, one)?;
     progress.step("cleaning up");
-    hosts.stop()?;
-    Ok(runs)
+    hosts.stop()
 }
 
 /// Files that an installed Debian has, and an unpacked one has not; the input; and the program that
@@ -146,7 +155,7 @@ fn prepare(hosts: &mut Hosts, guest: usize, size: usize) -> Result<()> {
 }
 
 /// One run, by one process in each guest.
-fn challenge(hosts: &mut Hosts, path: Sockets) -> Result<Run> {
+fn challenge(hosts: &mut Hosts, path: Sockets) -> Result<Values> {
     let count = hosts.guests.len();
     let list: Vec<String> = (0..count).map(|guest| nic(guest).address.to_string()).collect();
     let subnet = format!("{}/{}", list[0], nic(0).prefix);
@@ -176,9 +185,9 @@ fn challenge(hosts: &mut Hosts, path: Sockets) -> Result<Run> {
     ensure!(
         if path == Sockets::Toe { by_toe } else { none },
         "by {} these bytes went by TOE to each guest: {before:?} before, {after:?} after",
-        report::name(path)
+        name(path)
     );
-    Run::read(count, path, &said)
+    report::read(count, &said)
 }
 
 /// Bytes of streams that each guest was given over its socket device.

@@ -23,7 +23,8 @@
 //! | [`flood`] | a guest that floods, by its tool |
 //! | [`peer`] | ends of connections in guests, over TCP or over their host |
 //! | [`scenario`] | the tests on real guests |
-//! | [`demo`], [`report`], [`progress`] | the comparison of paths |
+//! | [`experiment`], [`progress`] | how arms are compared: rounds, samples, table, verdicts |
+//! | [`demo`], [`report`] | the comparison of paths |
 //! | [`demo_toe`] | sockets over the host compared with guest TCP |
 //! | [`hpcc`] | the HPC Challenge of processes in guests, by overlay and by TOE |
 //! | [`compare`] | congestion offload compared with Linux's own CUBIC, over one bottleneck |
@@ -45,6 +46,7 @@ pub mod daemon;
 pub mod demo;
 pub mod demo_toe;
 pub mod download;
+pub mod experiment;
 pub mod flood;
 pub mod guest;
 pub mod host;

@@ -282,10 +282,10 @@ fn main() {
             hpcc::run(&hpcc::Options { guests, between: vmm, rounds, size, accel })
         }
         Command::Outside { sched: scheduler, link, bytes, rounds, accel } => {
-            outside::run(&outside::Options { scheduler, link, bytes, rounds, accel }).map(|()| true)
+            outside::run(&outside::Options { scheduler, link, bytes, rounds, accel })
         }
         Command::Compare { reorder: true, lines, only, rounds, out, .. } => {
-            compare::run_reorder(lines, rounds, only.as_deref(), out.as_deref())
+            compare::run_reorder(lines, rounds, only.as_deref(), out)
         }
         Command::Compare { which, rate_most, others, cell, rounds, seconds, out, .. } => {
             let cells = match cell {

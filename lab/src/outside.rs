@@ -7,15 +7,17 @@ use std::thread;
 
 use anyhow::{Context, Result, ensure};
 use nightporter_guest::data::{HTTP_PORT, fill};
+use serde::Serialize;
 
 use crate::accel::Accel;
 use crate::cpus::{Awake, Cores};
 use crate::demo::{GOLDEN, Lab, receiver};
+use crate::experiment::{Better, Cell, Experiment, Measure, Results, Rounds, Values, measure};
 use crate::image::{Image, log_dir};
 use crate::link::Link;
 use crate::process;
+use crate::progress::Progress;
 use crate::report::NetPath;
-use crate::report::stats::{Quantiles, Ratio};
 use crate::rundir::RunDir;
 use crate::sched::{Competition, Layout, Scheduler};
 use crate::transfer::Upload;
@@ -23,7 +25,7 @@ use crate::vmm::{Places, Vmm};
 use crate::world::World;
 
 /// The comparison.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize)]
 pub struct Options {
     /// How the guests compete.
     pub scheduler: Scheduler,
@@ -37,11 +39,15 @@ pub struct Options {
     pub accel: Accel,
 }
 
-/// Prints, for tap and for ack-offload, the lab's delivered time beside curl's `time_total`.
+const DELIVERED: &str = "delivered";
+const MEASURES: [Measure; 1] = [measure(DELIVERED, "ms", Better::Less)];
+const ARMS: [&str; 2] = ["the lab's client", "curl"];
+
+/// Compares, over tap and over ack-offload, the lab's delivered time with curl's `time_total`.
 ///
 /// # Errors
 /// Whatever kept it from finishing; curl not installed, say.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &Options) -> Result<bool> {
     process::die_cleanly_on_signals()?;
     let cores = Cores::plan()?;
     cores.leave_contended()?;
@@ -53,7 +59,14 @@ pub fn run(options: &Options) -> Result<()> {
     let mut payload = vec![0; options.bytes];
     fill(1, &mut payload);
     fs::write(&file, &payload)?;
+    let mut results = Results::open(&Experiment {
+        name: "outside",
+        measures: &MEASURES,
+        settings: serde_json::to_value(options)?,
+        out: None,
+    })?;
     thread::scope(|scope| {
+        let results = &mut results;
         let inside = scope.spawn(|| -> Result<()> {
             let places = Places { sockets: run_dir.path(), logs: &logs };
             let guests = [(Vmm::Qemu(options.accel), &image); 3];
@@ -64,46 +77,39 @@ pub fn run(options: &Options) -> Result<()> {
             let competition = Competition::start(case, &cores, &lab.world.guests, &run_dir)?;
             lab.start_load()?;
             for path in [NetPath::Tap, NetPath::AckOffload] {
-                compare(&mut lab, path, options, &file.to_string_lossy())?;
+                compare(&mut lab, path, options, &file.to_string_lossy(), results)?;
             }
             drop(competition);
             lab.world.stop()
         });
         inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
+    })?;
+    results.finish()
 }
 
-fn compare(lab: &mut Lab, path: NetPath, options: &Options, file: &str) -> Result<()> {
+fn compare(
+    lab: &mut Lab,
+    path: NetPath,
+    options: &Options,
+    file: &str,
+    results: &mut Results,
+) -> Result<()> {
     lab.select(path)?;
-    let mut pairs = Vec::new();
-    for round in 0..options.rounds {
+    let cells = ARMS.map(|arm| Cell::new(path.name(), arm));
+    let rounds = Rounds::exactly(options.rounds);
+    results.rounds(&cells, rounds, &mut Progress::start(), |arm, round| {
+        // Both clients begin at the same moment of the guests' cycle.
         let phase = lab.cycle().mul_f64((GOLDEN * round as f64).fract());
         lab.wait_for(phase);
-        let outcome = lab.send(path, &Upload::new(options.bytes, round as u64))?;
-        ensure!(outcome.hash_ok, "an upload arrived damaged");
-        lab.wait_for(phase);
-        let theirs = lab.world.remote().enter(|| curl(path, file))?;
-        pairs.push((theirs, outcome.delivered.as_secs_f64() * 1e3));
-    }
-    let curl = Quantiles::of(pairs.iter().map(|p| p.0)).context("at least one round")?;
-    let ours = Quantiles::of(pairs.iter().map(|p| p.1)).context("at least one round")?;
-    let ratio = Ratio::of_medians(&pairs).context("at least one round")?;
-    println!(
-        "{} over {}, {} bytes, {path}: delivered {} ms, curl's time_total {} ms (medians of {}): \
-         ratio {:.2} [{:.2}, {:.2}]; means {} and {} ms",
-        options.scheduler,
-        options.link,
-        options.bytes,
-        ours.p50,
-        curl.p50,
-        pairs.len(),
-        ratio.ratio,
-        ratio.low,
-        ratio.high,
-        ours.mean,
-        curl.mean,
-    );
-    Ok(())
+        let ms = if arm == 0 {
+            let outcome = lab.send(path, &Upload::new(options.bytes, round as u64))?;
+            ensure!(outcome.hash_ok, "an upload arrived damaged");
+            outcome.delivered.as_secs_f64() * 1e3
+        } else {
+            lab.world.remote().enter(|| curl(path, file))?
+        };
+        Ok(Values { of: vec![(DELIVERED, ms)], ..Values::default() })
+    })
 }
 
 /// One upload by curl; its `time_total`, ms.

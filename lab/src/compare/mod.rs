@@ -11,8 +11,8 @@
 //!
 //! Both senders are the same program ([`nightporter_guest::data::pour`]) with the same send buffer.
 //! The guest is user-mode Linux, whose routes flood, so the remote sees the host's congestion
-//! control. The Linux beside it is the lab's own kernel with `cubic`, in a namespace. The arms of a
-//! cell alternate, round by round. [`cells`] lists them.
+//! control. The Linux beside it is the lab's own kernel with `cubic`, in a namespace. [`cells`] has
+//! the bottlenecks and their arms, [`report`] the numbers and conditions.
 
 mod cells;
 mod flows;
@@ -20,7 +20,7 @@ mod reorder;
 mod report;
 
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::MutexGuard;
 use std::thread;
 use std::time::Duration;
@@ -28,11 +28,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use nightporter_guest::control::Command;
 use nightporter_guest::data;
+use serde_json::json;
 
 use crate::cpus::Awake;
+use crate::experiment::{self, Experiment, Results, Rounds};
 use crate::flood::Flood;
 use crate::host::{self, FAR, guest_nic, remote_address};
-use crate::image::{Image, log_dir, source_root};
+use crate::image::{Image, log_dir};
 use crate::link::{Shape, watch};
 use crate::process;
 use crate::progress::Progress;
@@ -43,7 +45,6 @@ use crate::world::{Net, World, address, guest_name};
 use cells::{Arm, Who};
 pub use cells::{Cell, Which};
 use flows::{Received, Server};
-use report::{ArmReport, CellReport, Report};
 
 /// The comparisons.
 #[derive(Debug, Clone)]
@@ -82,7 +83,7 @@ pub fn run_reorder(
     lines: usize,
     rounds: usize,
     only: Option<&str>,
-    out: Option<&Path>,
+    out: Option<PathBuf>,
 ) -> Result<bool> {
     process::die_cleanly_on_signals()?;
     let _awake = Awake::hold();
@@ -103,27 +104,28 @@ pub fn run(options: &Options) -> Result<bool> {
     // of this machine. Children inherit the priority.
     sys::set_fifo(0, PRIORITY).context("SCHED_FIFO")?;
     let mut progress = Progress::start();
-    let mut cells = Vec::new();
+    let names: Vec<String> = options.cells.iter().map(ToString::to_string).collect();
+    let seconds = options.time.map(|time| time.as_secs_f64());
+    let mut results = Results::open(&Experiment {
+        name: "compare",
+        measures: &report::MEASURES,
+        settings: json!({ "cells": names, "rounds": options.rounds, "seconds": seconds }),
+        out: options.out.clone(),
+    })?;
     for (index, cell) in options.cells.iter().enumerate() {
-        let (image, progress) = (&image, &mut progress);
+        let (image, progress, results) = (&image, &mut progress, &mut results);
         progress.step(&format!("{} of {}: {cell}", index + 1, options.cells.len()));
+        if !results.lacks(&cell.of_experiment(), options.rounds) {
+            continue; // a run that was cut off had done it
+        }
         // A thread of its own, because a world takes its thread into its network namespace.
-        let report = thread::scope(|scope| {
-            let inside = scope.spawn(move || run_cell(cell, options, image, progress));
+        thread::scope(|scope| {
+            let inside = scope.spawn(move || run_cell(cell, options, image, progress, results));
             inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })?;
-        println!("{}", report.line());
-        cells.push(report);
     }
-    let report = Report { cells };
-    println!("{}", report.table());
-    let path = match &options.out {
-        Some(path) => path.clone(),
-        None => source_root().join("target/compare/result.json"),
-    };
-    report.write_json(&path)?;
-    println!("All of it, with every run: {}", path.display());
-    Ok(report.kept())
+    options.cells.iter().for_each(|cell| report::judge(&mut results, cell));
+    results.finish()
 }
 
 /// A cell's world.
@@ -137,26 +139,28 @@ fn run_cell(
     options: &Options,
     image: &Image,
     progress: &mut Progress,
-) -> Result<CellReport> {
+    results: &mut Results,
+) -> Result<()> {
     let run_dir = RunDir::create()?;
     let places = Places { sockets: run_dir.path(), logs: &log_dir("compare")? };
     let mut bench = Bench::start(cell.shape(), image, places)?;
     let time = options.time.unwrap_or(cell.time);
-    let mut arms: Vec<ArmReport> = cell.arms.iter().map(ArmReport::new).collect();
-    for round in 0..options.rounds {
-        // The first of one round is the last of the next.
-        let mut order: Vec<usize> = (0..arms.len()).collect();
-        order.rotate_left(round % arms.len());
-        for index in order {
-            let arm = &cell.arms[index];
-            progress.update(round, options.rounds, &arm.name);
-            let runs = bench.run(cell, arm, time)?;
-            arms[index].runs.push(runs);
-        }
-    }
     let link = bench.world.link().context("a line was measured")?;
-    bench.world.stop()?;
-    Ok(CellReport::new(cell, link, time, arms))
+    let about = json!({ "shape": cell.shape(), "link": link, "seconds": time.as_secs_f64() });
+    results.tell(&cell.to_string(), about);
+    let rounds = Rounds::exactly(options.rounds);
+    results.rounds(&cell.of_experiment(), rounds, progress, |arm, _| {
+        Ok(report::values(&bench.run(cell, &cell.arms[arm], time)?, time))
+    })?;
+    bench.world.stop()
+}
+
+impl Cell {
+    /// Its arms, as those of an experiment.
+    fn of_experiment(&self) -> Vec<experiment::Cell> {
+        let case = self.to_string();
+        self.arms.iter().map(|arm| experiment::Cell::new(&*case, &*arm.name)).collect()
+    }
 }
 
 impl Bench {

@@ -7,20 +7,21 @@
 
 use std::collections::VecDeque;
 use std::fs;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use super::cells::Who;
 use super::{Bench, PAUSE, flows};
+use crate::experiment::verdict::{Check, Wanted};
+use crate::experiment::{self, Better, Experiment, Measure, Results, Values, measure};
 use crate::host;
-use crate::image::{Image, log_dir, source_root};
+use crate::image::{Image, log_dir};
 use crate::link::{Late, Shape};
-use crate::report::stats::Quantiles;
 use crate::rundir::RunDir;
 use crate::vmm::Places;
 
@@ -80,92 +81,66 @@ impl Cell {
     }
 }
 
-/// One transfer.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-struct Transfer {
-    seconds: f64,
-    copies: u64,
+const TIME: &str = "time";
+const COPIES: &str = "segments sent again";
+const MEASURES: [Measure; 2] =
+    [measure(TIME, "s", Better::Less), measure(COPIES, "", Better::Neither)];
+/// Linux, and the host for a guest.
+const ARMS: [(&str, Who); 2] = [("linux", Who::Linux), ("nightporter", Who::Nightporter)];
+
+/// The two arms.
+fn arms(cell: &Cell) -> [experiment::Cell; 2] {
+    ARMS.map(|(arm, _)| experiment::Cell::new(&*cell.name, arm))
 }
 
-/// The result of a cell.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct Done {
-    name: String,
-    linux: Vec<Transfer>,
-    ours: Vec<Transfer>,
-    time_most: f64,
-    /// Processes that wanted a core when it ended (`/proc/loadavg`).
-    load: f64,
+/// Both conditions of a cell.
+fn judge(results: &mut Results, cell: &Cell) {
+    let case = &*cell.name;
+    let [linux, ours] = ARMS.map(|(arm, _)| arm);
+    let copies = [linux, ours].map(|arm| results.quantiles(case, arm, COPIES));
+    let time = results.ratio(case, ours, linux, TIME);
+    let (Some(time), [Some(theirs), Some(copies)]) = (time, copies) else { return };
+    let most = Wanted::AtMost(cell.time_most);
+    results.check(Check::of_median(format!("{case}, time: {ours} over {linux}"), time, most));
+    let most = Wanted::AtMost(COPIES_MOST.0 * theirs.p50 + COPIES_MOST.1);
+    results.check(Check::of(format!("{case}, {ours}: {COPIES}"), copies.p50, most));
 }
 
-fn median(of: &[Transfer], value: impl Fn(&Transfer) -> f64) -> f64 {
-    Quantiles::of(of.iter().map(value)).map_or(f64::NAN, |quantiles| quantiles.p50)
-}
-
-impl Done {
-    /// Medians of time, s, and of copies.
-    fn medians(of: &[Transfer]) -> (f64, f64) {
-        (median(of, |t| t.seconds), median(of, |t| t.copies as f64))
-    }
-
-    fn is_kept(&self) -> bool {
-        let ((linux, theirs), (ours, copies)) =
-            (Self::medians(&self.linux), Self::medians(&self.ours));
-        ours <= self.time_most * linux && copies <= COPIES_MOST.0 * theirs + COPIES_MOST.1
-    }
-
-    fn line(&self) -> String {
-        let ((linux, theirs), (ours, copies)) =
-            (Self::medians(&self.linux), Self::medians(&self.ours));
-        let kept = if self.is_kept() { "kept" } else { "NOT KEPT" };
-        format!(
-            "| {} | {} | {linux:.2} | {theirs:.0} | {ours:.2} | {copies:.0} | {:.2} of {:.2} | \
-             {kept} |",
-            self.name,
-            self.ours.len(),
-            ours / linux,
-            self.time_most
-        )
-    }
-}
-
-/// Runs all cells that the file does not have yet, on so many lines; whether all kept their bounds.
+/// Runs all cells that an earlier run has not, on so many lines; whether all kept their bounds.
 pub(super) fn run(
     lines: usize,
     rounds: usize,
     only: Option<&str>,
-    out: Option<&Path>,
+    out: Option<PathBuf>,
 ) -> Result<bool> {
-    let default = source_root().join("target/compare/reorder/result.json");
-    let path = out.unwrap_or(&default);
-    let known: Vec<Done> = match fs::read(path) {
-        Ok(text) => serde_json::from_slice(&text).context("the result of an earlier run")?,
-        Err(_) => Vec::new(),
-    };
     let image = Image::for_uml()?;
     let mut cells = Cell::all();
     cells.retain(|cell| only.is_none_or(|only| cell.name.contains(only)));
     let mut alone: VecDeque<Cell> = cells.iter().take(1).cloned().collect();
     alone.iter_mut().for_each(|cell| cell.name += ", alone");
-    let done = Mutex::new(known);
-    for (cells, lines) in [(alone, 1), (cells, lines)] {
-        let mut left = cells;
-        left.retain(|cell| !done.lock().expect("whole").iter().any(|d| d.name == cell.name));
+    let mut results = Results::open(&Experiment {
+        name: "compare/reorder",
+        measures: &MEASURES,
+        settings: json!({ "lines": lines, "rounds": rounds, "only": only }),
+        out,
+    })?;
+    let all: Vec<Cell> = alone.iter().chain(&cells).cloned().collect();
+    all.iter().for_each(|cell| results.expect(&arms(cell)));
+    let shared = Mutex::new(results);
+    for (mut left, lines) in [(alone, 1), (cells, lines)] {
+        left.retain(|cell| shared.lock().expect("whole").lacks(&arms(cell), rounds));
         let lines = lines.min(left.len());
         let left = Mutex::new(left);
-        let (left, done, image) = (&left, &done, &image);
+        let (left, results, image) = (&left, &shared, &image);
         thread::scope(|scope| {
-            let begin = |line| scope.spawn(move || run_line(line, rounds, image, left, done, path));
+            let begin = |line| scope.spawn(move || run_line(line, rounds, image, left, results));
             let lines: Vec<_> = (0..lines).map(begin).collect();
             lines.into_iter().try_for_each(|line| line.join().expect("does not panic"))
         })?;
     }
-    let done = done.into_inner().expect("whole");
-    println!("| path | runs | Linux, s | copies | Nightporter, s | copies | ratio | |");
-    println!("|---|---:|---:|---:|---:|---:|---|---|");
-    done.iter().for_each(|cell| println!("{}", cell.line()));
-    println!("Every run: {}", path.display());
-    Ok(done.iter().all(Done::is_kept))
+    let mut results = shared.into_inner().expect("whole");
+    all.iter().for_each(|cell| judge(&mut results, cell));
+    results.finish()
 }
 
 /// A line's world, and the cells that it takes of those left.
@@ -174,8 +149,7 @@ fn run_line(
     rounds: usize,
     image: &Image,
     left: &Mutex<VecDeque<Cell>>,
-    done: &Mutex<Vec<Done>>,
-    path: &Path,
+    results: &Mutex<Results>,
 ) -> Result<()> {
     let run_dir = RunDir::create()?;
     let logs = log_dir(&format!("compare-reorder-{line}"))?;
@@ -183,19 +157,20 @@ fn run_line(
     let mut bench = Bench::start(SHAPE, image, places)?;
     loop {
         let Some(cell) = left.lock().expect("whole").pop_front() else { break };
-        let cell = bench.compare(&cell, rounds)?;
-        eprintln!("{}", cell.line());
-        let mut done = done.lock().expect("whole");
-        done.push(cell);
-        let dir = path.parent().context("a file has a directory")?;
-        fs::create_dir_all(dir)?;
-        fs::write(path, serde_json::to_string_pretty(&*done)?)?;
+        eprintln!("line {line}: {}", cell.name);
+        let samples = bench.compare(&cell, rounds)?;
+        let mut results = results.lock().expect("whole");
+        for (round, arm, values) in samples {
+            results.note(&arms(&cell)[arm], round, values);
+        }
+        results.keep()?;
     }
     bench.world.stop()
 }
 
 impl Bench {
-    fn compare(&mut self, cell: &Cell, rounds: usize) -> Result<Done> {
+    /// All rounds of a cell: round, arm and numbers.
+    fn compare(&mut self, cell: &Cell, rounds: usize) -> Result<Vec<(usize, usize, Values)>> {
         self.world.remote().enter(|| -> Result<()> {
             for (name, on) in [("tcp_sack", cell.sack), ("tcp_timestamps", cell.stamps)] {
                 host::sysctl(&format!("net/ipv4/{name}"), if on { "1" } else { "0" })?;
@@ -203,22 +178,22 @@ impl Bench {
             Ok(())
         })?;
         self.watch()?.late = cell.late;
-        let (mut linux, mut ours) = (Vec::new(), Vec::new());
+        let mut samples = Vec::new();
         for round in 0..rounds {
             for turn in 0..2 {
-                if (round + turn) % 2 == 0 {
-                    linux.push(self.transfer(Who::Linux)?);
-                } else {
-                    ours.push(self.transfer(Who::Nightporter)?);
-                }
+                let arm = (round + turn) % 2;
+                let (took, copies) = self.transfer(ARMS[arm].1)?;
+                let of = vec![(TIME, took.as_secs_f64()), (COPIES, copies as f64)];
+                // Processes that want a core.
+                let load = fs::read_to_string("/proc/loadavg")?;
+                let detail = json!({ "load": load.split(' ').next() });
+                samples.push((round, arm, Values { of, detail }));
             }
         }
-        let load = fs::read_to_string("/proc/loadavg")?;
-        let load = load.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(f64::NAN);
-        Ok(Done { name: cell.name.clone(), linux, ours, time_most: cell.time_most, load })
+        Ok(samples)
     }
 
-    fn transfer(&mut self, who: Who) -> Result<Transfer> {
+    fn transfer(&mut self, who: Who) -> Result<(Duration, u64)> {
         let (sender, reader) = self.addresses(who, false);
         let before = self.world.daemon()?.vm_counter("sent_for_guest_bytes")?;
         let remote = self.world.remote();
@@ -237,25 +212,30 @@ impl Bench {
             let sent = self.world.daemon()?.vm_counter("sent_for_guest_bytes")? - before;
             anyhow::ensure!(sent >= BYTES, "the host has sent {sent} bytes only");
         }
-        Ok(Transfer { seconds: took.as_secs_f64(), copies })
+        Ok((took, copies))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn done(linux: (f64, u64), ours: (f64, u64)) -> Done {
-        let of = |(seconds, copies)| vec![Transfer { seconds, copies }];
-        let (linux, ours) = (of(linux), of(ours));
-        Done { name: String::new(), linux, ours, time_most: TIME_MOST, load: 0.0 }
-    }
+    use crate::experiment::verdict::Verdict;
 
     #[test]
     fn a_cell_is_kept_within_its_time_and_its_copies() {
-        assert!(done((5.0, 4), (5.7, 18)).is_kept());
-        assert!(!done((5.0, 4), (5.8, 18)).is_kept());
-        assert!(!done((5.0, 4), (5.0, 19)).is_kept());
+        let kept = |linux: (f64, f64), ours: (f64, f64)| {
+            let mut results = Results::of_nothing(&MEASURES);
+            let cell = Cell { name: "cell".to_owned(), ..Cell::all()[0].clone() };
+            for (arm, (seconds, copies)) in arms(&cell).iter().zip([linux, ours]) {
+                let of = vec![(TIME, seconds), (COPIES, copies)];
+                results.note(arm, 0, Values { of, ..Values::default() });
+            }
+            judge(&mut results, &cell);
+            results.checks().iter().all(|check| check.verdict == Verdict::Kept)
+        };
+        assert!(kept((5.0, 4.0), (5.7, 18.0)));
+        assert!(!kept((5.0, 4.0), (5.8, 18.0)));
+        assert!(!kept((5.0, 4.0), (5.0, 19.0)));
     }
 
     #[test]

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use nightporter_guest::data::{self, Header, Service, fill, splitmix64};
 
-use super::rounds::{GOLDEN, shuffled};
+use super::rounds::GOLDEN;
 use super::{Lab, Options, RECEIVER, TRANSFER_LIMIT, receiver};
+use crate::experiment::shuffled;
 use crate::progress::Progress;
 use crate::report::NetPath;
 use crate::report::requests::{Asked, Requests};

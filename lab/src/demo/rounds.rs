@@ -7,6 +7,7 @@ use nightporter_guest::data::splitmix64;
 
 use super::{Lab, Options, RECEIVER, sizes};
 use crate::download::both;
+use crate::experiment::shuffled;
 use crate::process::CpuUse;
 use crate::progress::Progress;
 use crate::report::requests::Requests;
@@ -311,14 +312,4 @@ fn seconds(time: Duration) -> usize {
 /// A number from 0 up to 1.
 fn fraction(random: &mut u64) -> f64 {
     (splitmix64(random) % 1_000_000) as f64 / 1e6
-}
-
-/// 0 … length-1 in random order (Fisher and Yates).
-pub(super) fn shuffled(length: usize, random: &mut u64) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..length).collect();
-    for i in (1..length).rev() {
-        let j = splitmix64(random) % (i as u64 + 1);
-        order.swap(i, usize::try_from(j).expect("below length"));
-    }
-    order
 }

@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use super::stats::Ratio;
 use super::{Cell, Direction, Gain, NetPath, Row};
+use crate::experiment::stats::Ratio;
 
 /// All transfers both ways at once.
 #[derive(Debug, Clone, Serialize)]

@@ -1,71 +1,12 @@
-//! The verdicts of a case. A gain is promised of the median, and kept or missed by it. "Not
-//! slower", and the part of its gain that each way of two keeps, is kept if the whole interval is
-//! at least the wanted value, broken if the whole interval is below, and not decided otherwise: a
-//! longer run may decide either way. All show their intervals.
-
-use serde::Serialize;
+//! The conditions of a case. A gain is promised of the median. "Not slower", and the part of its
+//! gain that each way of two keeps, are judged by the whole interval.
 
 use super::both::BothWays;
-use super::stats::{Ratio, round3};
 use super::{Direction, Gain, NetPath, Row, Trouble};
+use crate::experiment::stats::round3;
+use crate::experiment::verdict::{Check, Wanted};
 use crate::link::Link;
 use crate::sched::Scheduler;
-
-/// One promise and its result.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Check {
-    /// The promise.
-    pub what: String,
-    /// The measured value, in the promise's unit.
-    pub measured: f64,
-    /// Its 95 % interval, where it is a ratio of medians.
-    pub interval: Option<[f64; 2]>,
-    /// The least that keeps the promise.
-    pub wanted: f64,
-    /// The verdict.
-    pub verdict: Verdict,
-    /// The bound of the number, if it is known and the promise was missed.
-    pub bound: Option<&'static str>,
-}
-
-/// The verdict on a promise.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Verdict {
-    /// It was kept.
-    Kept,
-    /// The wanted value is within the interval.
-    NotDecided,
-    /// It was not.
-    Broken,
-}
-
-impl Verdict {
-    /// Of what one look decides.
-    const fn of(kept: bool) -> Self {
-        if kept { Self::Kept } else { Self::Broken }
-    }
-
-    /// Of what must not be below `wanted`, as far as a run can tell.
-    fn as_far_as(ratio: Ratio, wanted: f64) -> Self {
-        if ratio.low >= wanted {
-            Self::Kept
-        } else if ratio.high < wanted {
-            Self::Broken
-        } else {
-            Self::NotDecided
-        }
-    }
-
-    /// For people.
-    pub(crate) const fn word(self) -> &'static str {
-        match self {
-            Self::Kept => "yes",
-            Self::NotDecided => "not decided",
-            Self::Broken => "NO",
-        }
-    }
-}
 
 /// No path may be slower than this, as a share of the speed of the paths before it.
 const NEVER_WORSE: f64 = 0.95;
@@ -207,7 +148,7 @@ pub fn of_both_ways(both_ways: &Option<BothWays>) -> Vec<Check> {
             kept.alone,
             kept.goodput.ratio
         );
-        check(what, kept.delivered, KEPT, Verdict::as_far_as(kept.delivered, KEPT))
+        Check::of_interval(what, kept.delivered, Wanted::AtLeast(KEPT))
     }));
     checks
 }
@@ -226,14 +167,8 @@ pub fn of_troubles(troubles: &[Trouble]) -> Vec<Check> {
              remote as before",
             t.path
         );
-        let guest = Check {
-            what: format!("the same of TCPTimeouts of the guest, over {}", t.path),
-            measured: without(t),
-            interval: None,
-            wanted: tap,
-            verdict: Verdict::of(without(t) >= tap),
-            bound: None,
-        };
+        let guest = format!("the same of TCPTimeouts of the guest, over {}", t.path);
+        let guest = Check::of(guest, without(t), Wanted::AtLeast(tap));
         [share(&remote, clean, looks), guest]
     };
     floods.flat_map(of).collect()
@@ -241,10 +176,7 @@ pub fn of_troubles(troubles: &[Trouble]) -> Vec<Check> {
 
 /// All of them must be right.
 fn share(what: &str, right: usize, tried: usize) -> Check {
-    let measured = right as f64 / tried as f64;
-    let what = what.to_owned();
-    let verdict = Verdict::of(right == tried);
-    Check { what, measured, interval: None, wanted: 1.0, verdict, bound: None }
+    Check::of(what, right as f64 / tried as f64, Wanted::AtLeast(1.0))
 }
 
 fn gained(gain: &Gain, time: Time, wanted: f64) -> Check {
@@ -253,15 +185,12 @@ fn gained(gain: &Gain, time: Time, wanted: f64) -> Check {
         Time::Delivered => ("delivered", gain.delivered, DELIVERED_BOUND),
     };
     let what = format!("{}, {word}: {} over {}", size(gain.bytes), gain.path, gain.over);
-    let ok = ratio.ratio >= wanted;
-    Check { bound: (!ok).then_some(bound), ..check(what, ratio, wanted, Verdict::of(ok)) }
+    Check::of_median(what, ratio, Wanted::AtLeast(wanted)).bounded_by(bound)
 }
 
 fn flooded(gain: &Gain, wanted: f64) -> Check {
     let what = format!("{} down, goodput: {} over {}", size(gain.bytes), gain.path, gain.over);
-    let ok = gain.delivered.ratio >= wanted;
-    let bound = (!ok).then_some(FLOODED_BOUND);
-    Check { bound, ..check(what, gain.delivered, wanted, Verdict::of(ok)) }
+    Check::of_median(what, gain.delivered, Wanted::AtLeast(wanted)).bounded_by(FLOODED_BOUND)
 }
 
 fn boosted(gain: &Gain, wanted: f64) -> Check {
@@ -270,7 +199,7 @@ fn boosted(gain: &Gain, wanted: f64) -> Check {
         Direction::Up => format!("{}, delivered: {path} over {over}", size(gain.bytes)),
         Direction::Down => format!("{} down, delivered: {path} over {over}", size(gain.bytes)),
     };
-    check(what, gain.delivered, wanted, Verdict::of(gain.delivered.ratio >= wanted))
+    Check::of_median(what, gain.delivered, Wanted::AtLeast(wanted))
 }
 
 fn not_slower(gain: &Gain) -> Check {
@@ -279,12 +208,7 @@ fn not_slower(gain: &Gain) -> Check {
         Direction::Up => format!("{}, delivered: {path} not slower than {over}", size(gain.bytes)),
         Direction::Down => format!("{} down: {path} not slower than {over}", size(gain.bytes)),
     };
-    check(what, gain.delivered, NEVER_WORSE, Verdict::as_far_as(gain.delivered, NEVER_WORSE))
-}
-
-fn check(what: String, ratio: Ratio, wanted: f64, verdict: Verdict) -> Check {
-    let Ratio { ratio: measured, low, high } = ratio;
-    Check { what, measured, interval: Some([low, high]), wanted, verdict, bound: None }
+    Check::of_interval(what, gain.delivered, Wanted::AtLeast(NEVER_WORSE))
 }
 
 /// A size for people.
@@ -299,8 +223,8 @@ pub(super) fn size(bytes: usize) -> String {
 mod tests {
     use super::super::Cell;
     use super::super::tests::{cell, rows};
-    use super::Verdict::{Broken, Kept, NotDecided};
     use super::*;
+    use crate::experiment::verdict::Verdict::{self, Broken, Kept, NotDecided};
     use std::time::Duration;
 
     fn kept(scheduler: Scheduler, link: Link, cells: &[Cell]) -> Vec<Verdict> {
@@ -429,15 +353,5 @@ mod tests {
         let interval = checks[1].interval.expect("a ratio has one");
         assert!(interval[1] > 1.3 && checks[1].bound.is_some(), "{interval:?}");
         assert_eq!((checks[1].measured, checks[1].verdict), (1.2, Broken));
-    }
-
-    #[test]
-    fn what_a_way_keeps_of_its_gain_is_not_decided_while_the_interval_reaches_both_sides() {
-        let of = |ratio, low, high| Verdict::as_far_as(Ratio { ratio, low, high }, KEPT);
-        assert_eq!(of(0.72, 0.57, 1.27), NotDecided);
-        assert_eq!(of(0.94, 0.57, 1.27), NotDecided);
-        assert_eq!(of(0.94, 0.90, 1.27), Kept);
-        assert_eq!(of(0.60, 0.43, 0.89), Broken);
-        assert_eq!(of(0.60, 0.0, f64::INFINITY), NotDecided); // fewer than six rounds
     }
 }

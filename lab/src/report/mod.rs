@@ -1,14 +1,12 @@
 //! The result of a demo: tables for people and `result.json` for programs.
 //!
-//! [`stats`] sums up, [`both`] does so for transfers both ways at once, [`requests`] for requests
+//! [`both`] sums up for transfers both ways at once, [`requests`] for requests
 //! and answers, [`checks`] judges, `table` prints, [`short`] prints the short form.
 
 pub mod both;
 pub mod checks;
-pub(crate) mod origin;
 pub mod requests;
 pub mod short;
-pub mod stats;
 mod table;
 
 use std::collections::BTreeMap;
@@ -21,14 +19,14 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use crate::accel::Accel;
+use crate::experiment::stats::{Quantiles, Ratio, round3};
+use crate::experiment::verdict::{Check, Verdict};
 use crate::flood::Complaints;
 use crate::link::{Link, Measured};
 use crate::sched::{Layout, Scheduler};
 use crate::transfer::Outcome;
 use both::BothWays;
-use checks::{Check, Verdict};
 use requests::Requests;
-use stats::{Quantiles, Ratio, round3};
 
 /// A way from the remote host into the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::NetPath;
-use super::stats::{percentile, round3};
+use crate::experiment::stats::{percentile, round3};
 
 /// The measurements over one path.
 #[derive(Clone, Debug, Default)]

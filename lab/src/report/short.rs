@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use super::checks::size;
-use super::stats::Ratio;
 use super::{Direction, NetPath, Report, Row};
+use crate::experiment::stats::Ratio;
 use crate::link::Link;
 use crate::sched::Scheduler;
 

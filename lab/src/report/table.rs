@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 
 use super::both::BothWays;
-use super::checks::{Check, size};
-use super::stats::{Quantiles, Ratio};
+use super::checks::size;
 use super::{Direction, Gain, GuestTcp, NetPath, Report, Row, Trouble};
+use crate::experiment::stats::{Quantiles, Ratio};
 use crate::sched::Scheduler;
 
 impl Report {
@@ -61,7 +61,9 @@ impl Report {
         if !self.checks.is_empty() {
             out.push_str(CHECKS);
         }
-        self.checks.iter().for_each(|check| verdict(&mut out, check));
+        for check in &self.checks {
+            let _ = writeln!(out, "{check}");
+        }
         out
     }
 
@@ -176,17 +178,6 @@ fn cost_line(row: &Row) -> String {
         row.hash_ok,
         row.n
     )
-}
-
-fn verdict(out: &mut String, check: &Check) {
-    let word = check.verdict.word();
-    let Check { what, measured, wanted, .. } = check;
-    let interval =
-        check.interval.map_or_else(String::new, |[low, high]| format!(" [{low:.2}, {high:.2}]"));
-    let _ = writeln!(out, "  {word:11}  {what}: {measured:.2}{interval}, at least {wanted}");
-    if let Some(bound) = check.bound {
-        let _ = writeln!(out, "               What bounds it: {bound}.");
-    }
 }
 
 /// Three significant digits or so, five columns.

@@ -1,6 +1,7 @@
 //! Rows, gains and the file's shape, from transfers that were never made.
 
 use super::*;
+use crate::experiment::verdict::Wanted;
 
 /// A cell of 30 transfers that all took the same.
 pub(super) fn cell(path: NetPath, bytes: usize, acked_ms: u64, delivered_ms: u64) -> Cell {
@@ -75,14 +76,11 @@ fn report(scheduler: Scheduler, rows: Vec<Row>) -> Report {
         requests: Vec::new(),
         troubles: vec![Trouble::none(NetPath::Tap)],
         rows,
-        checks: vec![Check {
-            what: "a path".to_owned(),
-            measured: 0.9,
-            interval: Some([0.8, 1.0]),
-            wanted: 0.95,
-            verdict: Verdict::NotDecided,
-            bound: None,
-        }],
+        checks: vec![Check::of_interval(
+            "a path",
+            Ratio { ratio: 0.9, low: 0.8, high: 1.0 },
+            Wanted::AtLeast(0.95),
+        )],
         others: Vec::new(),
     }
 }

@@ -14,10 +14,12 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, ipproto, recv, sendto,
     socket_with,
 };
+use serde_json::json;
 
 use super::{LIMIT, nightporter};
-use crate::crowd::Times;
+use crate::experiment::{Better, Cell, Experiment, Measure, Results, Rounds, Values, measure};
 use crate::image::log_dir;
+use crate::progress::Progress;
 use crate::world::World;
 
 /// Daemons for each way.
@@ -27,27 +29,36 @@ const INTERVAL: Duration = Duration::from_millis(1);
 /// QEMU connects again within a second, and its guest's link is up soon after.
 const AFTERWARDS: Duration = Duration::from_secs(2);
 
+const GAP: &str = "longest gap between echoes";
+const MEASURES: [Measure; 1] = [measure(GAP, "ms", Better::Less)];
+const SIGNALS: [Signal; 2] = [Signal::SIGTERM, Signal::SIGKILL];
+/// Whether QEMU's connection is kept.
+const WAYS: [(&str, bool); 2] = [("connects again", false), ("is kept", true)];
+
 pub(super) fn run(world: &mut World) -> Result<()> {
-    let mut gaps = Times::default();
-    let signals = [Signal::SIGTERM, Signal::SIGKILL];
-    for n in 0..RESTARTS {
-        for (kept, signal) in
-            [true, false].into_iter().flat_map(|kept| signals.map(|by| (kept, by)))
-        {
-            let log = log_dir("gaps_of_echoes")?.join(format!("{n}-{kept}-{signal}.log"));
-            let gap = around(world, |world| {
-                let daemon = world.daemon()?;
-                if !kept {
-                    daemon.forget_vmms();
-                }
-                daemon.restart(signal, &log)
-            })?;
-            let way = if kept { "is kept" } else { "connects again" };
-            gaps.note(&format!("{signal}, QEMU {way}"), vec![gap]);
-        }
-    }
-    println!("the longest gap between two echoes of a guest, of one in {INTERVAL:?}:\n{gaps}");
-    Ok(())
+    let ways: Vec<_> = SIGNALS.iter().flat_map(|by| WAYS.map(|way| (*by, way))).collect();
+    let cell = |(signal, (arm, _)): &(Signal, (&str, bool))| Cell::new(signal.as_str(), *arm);
+    let cells: Vec<Cell> = ways.iter().map(cell).collect();
+    let mut results = Results::open(&Experiment {
+        name: "gaps-of-echoes",
+        measures: &MEASURES,
+        settings: json!({ "restarts": RESTARTS }),
+        out: None,
+    })?;
+    let rounds = Rounds::exactly(RESTARTS);
+    results.rounds(&cells, rounds, &mut Progress::start(), |index, round| {
+        let (signal, (_, is_kept)) = ways[index];
+        let log = log_dir("gaps_of_echoes")?.join(format!("{round}-{is_kept}-{signal}.log"));
+        let gap = around(world, |world| {
+            let daemon = world.daemon()?;
+            if !is_kept {
+                daemon.forget_vmms();
+            }
+            daemon.restart(signal, &log)
+        })?;
+        Ok(Values { of: vec![(GAP, gap.as_secs_f64() * 1e3)], ..Values::default() })
+    })?;
+    results.finish().map(drop)
 }
 
 /// The longest gap between two echoes of the guest around an action.

@@ -1,0 +1,50 @@
+//! The origin of a result, to compare results by.
+
+use std::fs;
+use std::path::Path;
+use std::thread::available_parallelism;
+use std::time::UNIX_EPOCH;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+/// The machine and the program.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Origin {
+    host_kernel: String,
+    cpu: String,
+    cores: usize,
+    profile: String,
+    /// When this program was built, seconds since 1970.
+    built_at: u64,
+}
+
+impl Origin {
+    /// Of this process.
+    pub(super) fn here() -> Result<Self> {
+        let program = std::env::current_exe()?;
+        let built = fs::metadata(&program)?.modified()?.duration_since(UNIX_EPOCH)?;
+        let cpus = fs::read_to_string("/proc/cpuinfo").context("the CPU's name")?;
+        let cpu = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+        Ok(Self {
+            host_kernel: host_kernel()?,
+            cpu: cpu.map_or_else(|| "unknown".to_owned(), |(_, name)| name.to_owned()),
+            cores: available_parallelism()?.get(),
+            profile: profile()?,
+            built_at: built.as_secs(),
+        })
+    }
+}
+
+/// The host's kernel.
+pub(crate) fn host_kernel() -> Result<String> {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").context("kernel version")?;
+    Ok(release.trim().to_owned())
+}
+
+/// The directory of the programs has the name of the profile with which cargo built them.
+pub(crate) fn profile() -> Result<String> {
+    let program = std::env::current_exe()?;
+    let name = program.parent().and_then(Path::file_name).context("the program has a directory")?;
+    Ok(name.to_string_lossy().into_owned())
+}
