@@ -10,6 +10,9 @@
 //! The kernel clears the memory of a new file, half a second a GB, and VMs wait. So a daemon that
 //! owes nothing and is likely to have a successor leaves its file under another name: of its
 //! content nobody is told anything, but the next arena is made of it.
+//!
+//! A process that waits for the flock says so by a lock of the file's first byte, which has nothing
+//! to do with the flock: one that can do without the arena (`settle`) gives it up then.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -21,7 +24,7 @@ use std::time::{Duration, Instant};
 use nightporter_core::limits::PAGE;
 use nightporter_core::store::arena::{Arena, ArenaError, ArenaSize};
 use nix::errno::Errno;
-use nix::fcntl::{FallocateFlags, Flock, FlockArg, fallocate};
+use nix::fcntl::{FallocateFlags, FcntlArg, Flock, FlockArg, fallocate, fcntl};
 use nix::libc;
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use nix::unistd::geteuid;
@@ -62,6 +65,21 @@ impl ArenaFile {
             std::fs::rename(&self.path, beside(&self.path, LEFT))?;
         }
         Ok(())
+    }
+
+    /// Whether a daemon waits for it.
+    pub fn is_wanted(&self) -> bool {
+        let mut found = FIRST_BYTE;
+        let asked = fcntl(self.file, FcntlArg::F_OFD_GETLK(&mut found));
+        asked.is_ok() && i32::from(found.l_type) != libc::F_UNLCK
+    }
+
+    /// Another process may have it from now on, and this one must not touch it any more.
+    ///
+    /// # Errors
+    /// Those of flock(2).
+    pub fn give_up(&self) -> io::Result<()> {
+        Ok(rustix::fs::flock(self.file, rustix::fs::FlockOperation::Unlock)?)
     }
 
     /// Removes the file: nobody is owed anything, so the next daemon, of whatever version, starts
@@ -129,6 +147,13 @@ pub fn size_for(budget_bytes: u64, flows: u32) -> ArenaSize {
 
 fn file_len() -> usize {
     Arena::layout_len(PLACES.records, PLACES.pages)
+}
+
+/// The size of the arena that a daemon has left at `path`. `None`: there is none of this version,
+/// or a daemon has it.
+#[must_use]
+pub fn left_at(path: &Path) -> Option<ArenaSize> {
+    size_left(&*Flock::lock(File::open(path).ok()?, FlockArg::LockSharedNonblock).ok()?)
 }
 
 /// Opens the arena at `path`, or makes one of `size`. The records of a predecessor are kept, and
@@ -237,7 +262,11 @@ fn lock_once(path: &Path, new: bool) -> Result<Flock<File>, ArenaFileError> {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => return Ok(lock),
             // A daemon that was just killed has it until the kernel has taken its memory apart.
-            Err((unlocked, Errno::EWOULDBLOCK)) => file = unlocked,
+            Err((unlocked, Errno::EWOULDBLOCK)) => {
+                // Errors: another one waits, too.
+                let _ = fcntl(&unlocked, FcntlArg::F_OFD_SETLK(&FIRST_BYTE));
+                file = unlocked;
+            }
             Err((_, e)) => return Err(ArenaFileError::Io(path.into(), e.into())),
         }
         std::thread::sleep(BETWEEN_TRIES);
@@ -248,6 +277,15 @@ fn lock_once(path: &Path, new: bool) -> Result<Flock<File>, ArenaFileError> {
 /// For the lock, two seconds.
 const TRIES: usize = 40;
 const BETWEEN_TRIES: Duration = Duration::from_millis(50);
+
+/// The lock of a process that waits for the flock (fcntl_locking(2)), until it closes the file.
+const FIRST_BYTE: libc::flock = libc::flock {
+    l_type: 1,   // F_WRLCK
+    l_whence: 0, // SEEK_SET
+    l_start: 0,
+    l_len: 1,
+    l_pid: 0,
+};
 
 /// Only the owner of a file in such a directory may rename or remove it (inode(7), `S_ISVTX`).
 const STICKY: u32 = 0o1000;

@@ -17,6 +17,12 @@ pub struct Arguments {
     /// and cores that it names. Prints a summary, or every mistake with its fix.
     #[arg(long)]
     pub check: bool,
+    /// Finish what a daemon that has ended left undone for VMs with taps, and exit: deliver the
+    /// bytes that it had acknowledged for them, and reset the connections of those that take none
+    /// within 30 seconds. A daemon that starts meanwhile takes over. nightporter-settle.service
+    /// does this, 5 seconds after a daemon has ended.
+    #[arg(long, conflicts_with = "check")]
+    pub settle: bool,
     /// Set a key of [daemon] instead of its value in the file, as in --set log=debug. May be
     /// repeated.
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]

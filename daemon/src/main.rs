@@ -35,6 +35,11 @@ fn become_daemon(arguments: Arguments) -> ExitCode {
     if arguments.check {
         return check(&arguments.config, &config);
     }
+    let config = match arguments.settle.then(|| nightporterd::settling(&config)) {
+        None => config,
+        Some(Some(config)) => config,
+        Some(None) => return ExitCode::SUCCESS,
+    };
     if let Err(error) = nightporterd::block_signals() {
         complain(&error);
     }
@@ -64,7 +69,8 @@ fn become_daemon(arguments: Arguments) -> ExitCode {
         let _ = filter.reload(EnvFilter::new(text)); // fails without a subscriber alone
     });
     subscriber.init();
-    let result = nightporterd::run(&config, source, &sandbox);
+    let run = if arguments.settle { nightporterd::settle } else { nightporterd::run };
+    let result = run(&config, source, &sandbox);
     log.flush();
     match result {
         Ok(()) => ExitCode::SUCCESS,

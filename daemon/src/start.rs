@@ -7,6 +7,7 @@ use std::num::NonZeroU64;
 use std::sync::{Arc, PoisonError};
 
 use nightporter_core::engine::{Engine, EngineConfig};
+use nightporter_core::store::arena::ArenaSize;
 use nightporter_core::time::Duration;
 use nightporter_registry::Registry;
 use nightporter_registry::etcd::{self, Etcd};
@@ -46,8 +47,8 @@ use crate::worker::{Worker, WorkerConfig};
 
 /// A running daemon: the frames' worker in this thread, the sockets' worker and control. Both end
 /// after the frames' worker, which has an end of their mail.
-struct Daemon {
-    worker: Worker,
+pub(crate) struct Daemon {
+    pub(crate) worker: Worker,
     _watch: Watch,
     _sockets: Option<SocketsThread>,
     _control: Option<ControlThread>,
@@ -59,14 +60,12 @@ struct Daemon {
 /// Everything that keeps it from starting, found in one go; or one error of the running worker.
 pub fn run(config: &Config, source: Source, sandbox: &Sandbox) -> Result<(), Vec<StartError>> {
     let supervisor = sandbox.supervisor.clone().map_err(|e| vec![e])?;
-    let (mut daemon, arena) = start(config, source, sandbox, supervisor.clone())?;
+    let (mut daemon, arena) = start(config, source, sandbox, supervisor.clone(), None)?;
+    daemon.worker.handle_restart();
     small_store(config, supervisor.as_deref()).iter().for_each(|few| tracing::warn!("{few}"));
     tracing::info!("ready: {}", config.summary());
     supervisor.iter().for_each(|supervisor| supervisor.is_ready());
-    daemon
-        .worker
-        .run()
-        .map_err(|e| vec![error(format!("the event loop failed: {e}"), "report this")])?;
+    daemon.worker.run().map_err(failed)?;
     signals::finish(); // guests hear of the last frames, such as the last heartbeat
     match daemon.worker.owed() {
         0 => {
@@ -86,16 +85,22 @@ pub fn run(config: &Config, source: Source, sandbox: &Sandbox) -> Result<(), Vec
     Ok(())
 }
 
-fn start(
+/// An error of the running worker.
+pub(crate) fn failed(e: io::Error) -> Vec<StartError> {
+    vec![error(format!("the event loop failed: {e}"), "report this")]
+}
+
+/// Opens everything. A run that settles has an arena which was `left` with this size, and nobody
+/// reaches it but by signals.
+pub(crate) fn start(
     config: &Config,
     source: Source,
     sandbox: &Sandbox,
     supervisor: Option<Arc<Supervisor>>,
+    left: Option<ArenaSize>,
 ) -> Result<(Daemon, Arc<ArenaFile>), Vec<StartError>> {
     let settings = &config.daemon;
-    let signals = block_signals()
-        .and_then(|set| SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC))
-        .map_err(|e| vec![error(e, "report this")])?;
+    let signals = signals_as_events().map_err(|e| vec![error(e, "report this")])?;
     let eye = sandbox.eye.lock().unwrap_or_else(PoisonError::into_inner).take();
     let watch = watchdog::watch(Watched::Frames, eye);
     watchdog::start(supervisor.clone(), signals::look)
@@ -104,7 +109,7 @@ fn start(
     let epoch = epoch().map_err(|e| vec![no_chance(&e)])?;
     let worker_config =
         WorkerConfig { busy_poll: Duration::from_micros(settings.busy_poll_us), epoch };
-    let (engine, arena) = engine(config).map_err(|e| vec![e])?;
+    let (engine, arena) = engine(config, left).map_err(|e| vec![e])?;
     let arena = Arc::new(arena);
     let mut worker = Worker::new(&worker_config, engine)
         .map_err(|e| vec![error(format!("no event loop: {e}"), "raise the limit of open files")])?;
@@ -117,7 +122,9 @@ fn start(
         .map_err(|e| error(format!("cannot watch interfaces: {e}"), "allow netlink sockets"));
     check(links.as_ref().map(drop).map_err(Clone::clone));
     let owners = sandbox.owners.clone();
-    let operators = open_control(settings, owners.as_ref().map_or(Ok(OWN), Owners::of_control));
+    // Nobody asks a run that settles.
+    let lookers = owners.as_ref().map_or(Ok(OWN), Owners::of_control);
+    let operators = left.is_none().then(|| open_control(settings, lookers)).transpose();
     check(operators.as_ref().map(drop).map_err(Clone::clone));
     check(open_booster(&mut worker, config));
     let openings = Openings::new(Arc::clone(&sandbox.broker));
@@ -133,9 +140,9 @@ fn start(
         signals: Some(signals),
         supervisor,
         broker: Some(Arc::clone(&sandbox.broker)),
-        operators: operators.ok(),
+        operators: operators.ok().flatten(),
         metrics: None,
-        preparer: Some(Preparer::new(source, means, Arc::clone(&arena), running)),
+        preparer: left.is_none().then(|| Preparer::new(source, means, Arc::clone(&arena), running)),
         interfaces,
         registry: registry.ok(),
     };
@@ -145,15 +152,13 @@ fn start(
     let warnings = large_mtus(config).into_iter().chain(uneven_mtus(config));
     warnings.chain(at_strangers(config)).for_each(|warning| tracing::warn!("{warning}"));
     check(sandbox.close());
-    let mut daemon =
-        Daemon { worker, _watch: watch, _sockets: sockets.ok(), _control: control.ok() };
+    let daemon = Daemon { worker, _watch: watch, _sockets: sockets.ok(), _control: control.ok() };
     if !problems.is_empty() {
         if arena.is_new {
             let _ = arena.remove(); // the memory of a daemon that does not run is nobody's
         }
         return Err(problems);
     }
-    daemon.worker.handle_restart();
     Ok((daemon, arena))
 }
 
@@ -194,10 +199,17 @@ pub(crate) fn registry_of(
     Ok(etcd::Config { members, connector, tls, user, prefix, ttl_s })
 }
 
-/// The engine over its arena.
-fn engine(config: &Config) -> Result<(Engine<'static>, ArenaFile), StartError> {
+/// The engine over its arena, which has the size with which it was `left`, if it was.
+fn engine(
+    config: &Config,
+    left: Option<ArenaSize>,
+) -> Result<(Engine<'static>, ArenaFile), StartError> {
     make_parent(&config.daemon.arena)?;
     let size = arena_file::size_for(config.budget_sum(), config.flows_sum());
+    let size = left.map_or(size, |left| ArenaSize {
+        records: left.records.max(size.records),
+        pages: left.pages.max(size.pages),
+    });
     let (arena, file) =
         arena_file::open(&config.daemon.arena, size).map_err(|e| StartError(e.to_string()))?;
     let hash_seeds = random().map_err(|e| no_chance(&e))?;
@@ -208,6 +220,11 @@ fn engine(config: &Config) -> Result<(Engine<'static>, ArenaFile), StartError> {
 /// A number that no daemon has had before.
 fn epoch() -> std::io::Result<NonZeroU64> {
     random().map(|words| NonZeroU64::new(words[0]).unwrap_or(NonZeroU64::MIN))
+}
+
+fn signals_as_events() -> nix::Result<SignalFd> {
+    let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
+    SignalFd::with_flags(&block_signals()?, flags)
 }
 
 /// Blocks all signals but those that say that the program is wrong, are meant for the terminal, or

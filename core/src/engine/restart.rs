@@ -33,11 +33,25 @@ impl Engine<'_> {
     ///
     /// [`T_AWAITED`]: crate::limits::T_AWAITED
     pub fn handle_restart(&mut self, now: Instant) -> Restarted {
-        let mut restarted = Restarted::default();
+        self.restart(now, false).0
+    }
+
+    /// Like [`Self::handle_restart`] for the VMs on wires that have ports here. The flows of others
+    /// stay in the arena as they are, for the next process; how many those are.
+    pub fn handle_restart_on_wires(&mut self, now: Instant) -> (Restarted, usize) {
+        self.restart(now, true)
+    }
+
+    fn restart(&mut self, now: Instant, on_wires: bool) -> (Restarted, usize) {
+        let (mut restarted, mut left) = (Restarted::default(), 0);
         let Restarted { resumed, reset } = &mut restarted;
         for mut found in recover(&mut self.common.arena) {
             let record = found.record;
             let port = self.port_of(&record);
+            if on_wires && port.is_none_or(|port| self.wire_of(port).is_none()) {
+                left += 1;
+                continue; // its pages are the record's
+            }
             if let Some(port) = port.filter(|_| found.complete)
                 && self.resume(now, port, &mut found)
             {
@@ -76,7 +90,7 @@ impl Engine<'_> {
                 self.with_flow(now, id, |flow, cx| flow.reset_after_restart(cx, is_wire));
             }
         }
-        restarted
+        (restarted, left)
     }
 
     /// A flow goes on in the name of the guest of `port`, which is awaited. `false`: it cannot, and

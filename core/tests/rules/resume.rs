@@ -401,3 +401,37 @@ fn life_09_a_guest_that_has_said_no_more_than_its_syn_and_is_owed_nothing_is_lef
     g.gets_last("1:1001 ack 1");
     assert!(w.flow(0, |_| ()).is_none());
 }
+
+/// The settling run between two daemons is about wires alone.
+#[test]
+fn life_17_a_settling_run_leaves_flows_of_others_to_the_next_daemon() {
+    for wire in [false, true] {
+        let setup = Setup { wire, ..Setup::new() };
+        let found = usize::from(wire);
+        let settle = |w: &World<'_>| w.engine(|e, now| e.handle_restart_on_wires(now));
+        let mut memory = vec![0_u64; setup.memory_len() / 8];
+        {
+            let w = setup.opens_in(memory.as_mut_bytes());
+            let (r, g) = w.connects();
+            warms_up(&r, &g);
+            g.stops(0);
+            r.sends("1001:2001");
+            r.gets("1 ack 2001");
+        }
+        for _ in 0..2 {
+            let w = setup.reopens_in(memory.as_mut_bytes());
+            let (r, _g) = w.pair(&setup);
+            w.set_lenient(0, true);
+            assert_eq!(settle(&w), (Restarted { resumed: found, reset: 0 }, 1 - found));
+            r.gets_nothing();
+        }
+        let w = setup.reopens_in(memory.as_mut_bytes());
+        if !wire {
+            w.set_features(GUEST, None);
+        }
+        drop(w.pair(&setup));
+        w.set_lenient(0, true);
+        let restarted = w.engine(|e, now| e.handle_restart(now));
+        assert_eq!(restarted, Restarted { resumed: 1, reset: 0 });
+    }
+}

@@ -38,7 +38,7 @@ const HOUSES: &[House] = &[
     House {
         crate_dir: "daemon",
         rooms: &[
-            ("start", &["arguments", "daemon_user", "host_check", "sandbox", "start"]),
+            ("start", &["arguments", "daemon_user", "host_check", "sandbox", "settle", "start"]),
             ("control", &["change", "control"]),
             ("worker", &["arena_file", "booster", "worker"]),
             ("sockets", &["sockets"]),

@@ -85,7 +85,7 @@ const CALLS: &[libc::c_long] = &[
 const IOCTLS: [u32; 3] = [0x5421, 0x8933, 0x8004_54d2];
 
 /// Operations on descriptors. Not F_SETOWN and F_SETSIG, which send any signal to any process.
-const COMMANDS: [libc::c_int; 7] = [
+const COMMANDS: [libc::c_int; 8] = [
     libc::F_DUPFD_CLOEXEC,
     libc::F_GETFD, // std's debug assertion
     libc::F_SETFD,
@@ -93,6 +93,7 @@ const COMMANDS: [libc::c_int; 7] = [
     libc::F_SETFL,
     libc::F_ADD_SEALS,
     libc::F_GET_SEALS,
+    libc::F_OFD_GETLK, // whether a daemon waits for the arena
 ];
 
 /// Levels and names of the options that overlays and `closer` set (socket(7), udp(7), ip(7),

@@ -353,6 +353,13 @@ impl DataPath {
         false
     }
 
+    /// All taps are about to be plain: what is still owed is reset on both sides.
+    pub(super) fn detach_all(&mut self, now: Instant) {
+        for &AttachedTap { id, .. } in &self.attached.list {
+            self.engine.handle_detached(now, id);
+        }
+    }
+
     /// All taps are plain: the daemon ends. Frames that were turned have been given back in the
     /// turn before.
     pub(super) fn unlink_all(&mut self) {

@@ -28,6 +28,8 @@ const STOP_LOOK_INTERVAL: Duration = Duration::from_millis(10);
 struct Stop {
     /// It happens then in any case.
     deadline: Instant,
+    /// And not before.
+    lingers: bool,
     /// When to look again whether anything is still owed.
     look_at: Instant,
 }
@@ -112,13 +114,21 @@ impl Executor {
             Order::TellStation { key, elsewhere, is_here } => {
                 path.tell_station(key, elsewhere.as_deref(), is_here);
             }
-            Order::Drain(limit) => {
-                // Guests get the bytes that they are owed, and then the daemon stops.
-                self.stop = Some(Stop { deadline: now + limit, look_at: now });
-                path.drain_all(now);
-            }
+            Order::Drain(limit) => self.drain(now, limit, path),
             Order::Stop => self.stopped = true,
         }
+    }
+
+    /// Guests get the bytes that they are owed, and then the daemon stops.
+    pub(super) fn drain(&mut self, now: Instant, limit: Duration, path: &mut DataPath) {
+        self.stop = Some(Stop { deadline: now + limit, lingers: false, look_at: now });
+        path.drain_all(now);
+    }
+
+    /// It has stopped, and goes on for `time`.
+    pub(super) fn linger(&mut self, now: Instant, time: Duration) {
+        self.stop = Some(Stop { deadline: now + time, lingers: true, look_at: now });
+        self.stopped = false;
     }
 
     /// Goes on with the step that is being taken.
@@ -167,10 +177,11 @@ impl Executor {
         let Some(stop) = self.stop.as_mut().filter(|stop| now >= stop.look_at) else { return };
         stop.look_at = stop.deadline.min(now + STOP_LOOK_INTERVAL);
         let late = now >= stop.deadline;
-        if late {
+        if late && !stop.lingers {
             path.name_owing();
         }
-        self.stopped |= late || path.owed() == 0 && !path.engine.is_draining();
+        let is_done = !stop.lingers && path.owed() == 0 && !path.engine.is_draining();
+        self.stopped |= late || is_done;
     }
 
     /// A turn is over: watchers get their frames, and a stop may be done.

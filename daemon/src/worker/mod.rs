@@ -152,10 +152,39 @@ impl Worker {
         self.path.take_over(monotonic_now(), &self.epoll, lockers);
     }
 
+    /// The same for VMs with taps alone: what a predecessor owed them is delivered within `limit`,
+    /// and nothing is promised. How many connections of others are left to the next daemon.
+    pub(crate) fn settle(&mut self, limit: Duration) -> (Restarted, usize) {
+        let now = monotonic_now();
+        let found = self.path.engine.handle_restart_on_wires(now);
+        self.executor.drain(now, limit, &mut self.path);
+        found
+    }
+
+    /// Resets the connections that VMs with taps are still owed, and answers for `time` those who
+    /// ask whether that is meant (RFC 5961).
+    pub(crate) fn give_up(&mut self, time: Duration) {
+        let now = monotonic_now();
+        self.path.detach_all(now);
+        self.executor.linger(now, time);
+    }
+
     /// Works until control says that it stops, or control's thread or the sockets' worker has ended
     /// by a mistake of ours.
     pub(crate) fn run(&mut self) -> io::Result<()> {
-        while !self.executor.stopped {
+        self.run_until(|| false)?;
+        self.unlink()
+    }
+
+    /// All taps are plain.
+    pub(crate) fn unlink(&mut self) -> io::Result<()> {
+        self.path.unlink_all();
+        self.turn_at_once()
+    }
+
+    /// Works until there is nothing to do, or `is_over` says so after a turn.
+    pub(crate) fn run_until(&mut self, is_over: impl Fn() -> bool) -> io::Result<()> {
+        while !self.executor.stopped && !is_over() {
             self.turn()?;
             if self.executor.control_ended {
                 return Err(io::Error::other("the control thread has ended"));
@@ -164,8 +193,7 @@ impl Worker {
                 return Err(io::Error::other("the sockets' worker has ended"));
             }
         }
-        self.path.unlink_all();
-        self.turn_at_once()
+        Ok(())
     }
 
     /// Connections with a byte, FIN or RST that is still owed.

@@ -22,26 +22,26 @@ use crate::uplinks::ip;
 
 /// Features of the VMM's reader (linux/if_tun.h): CSUM, TSO4, TSO6, ECN.
 const OFFLOADS: u64 = 0x0f;
-const G: End = End(1, 80);
-const R: End = End(9, 5000);
+pub(crate) const G: End = End(1, 80);
+pub(crate) const R: End = End(9, 5000);
 /// Sequence numbers of R and G.
-const R_ISN: u32 = 0xffff_ff00;
-const G_ISN: u32 = 7000;
-const MSS: [u8; 4] = [2, 4, 5, 0xb4];
+pub(crate) const R_ISN: u32 = 0xffff_ff00;
+pub(crate) const G_ISN: u32 = 7000;
+pub(crate) const MSS: [u8; 4] = [2, 4, 5, 0xb4];
 /// No frame passes the daemon because the machine is busy.
-const PATIENT: &str = "metrics = \"off\"\nplain_after_ms = 1000";
+pub(crate) const PATIENT: &str = "metrics = \"off\"\nplain_after_ms = 1000";
 /// Frames pass the daemon if it stands, and hardly because the machine is busy.
 const PASSED_BY: &str = "metrics = \"off\"\nplain_after_ms = 300";
 
 /// The two taps of the test.
-struct Street {
+pub(crate) struct Street {
     vm: Tap,
     network: Tap,
 }
 
 impl Street {
     /// Runs a test in fresh namespaces, with its own view of the interfaces in /sys.
-    fn run(test: impl FnOnce(Self) + Send + 'static) {
+    pub(crate) fn run(test: impl FnOnce(Self) + Send + 'static) {
         let thread = thread::spawn(|| {
             unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).unwrap();
             mount(
@@ -65,17 +65,17 @@ impl Street {
         if of.0 == G.0 { &self.vm } else { &self.network }
     }
 
-    fn sends_frame(&self, from: End, frame: &[u8]) {
+    pub(crate) fn sends_frame(&self, from: End, frame: &[u8]) {
         let bytes = [&VirtioNetHdr::default().emit()[..], frame].concat();
         self.tap(from).file().write_all(&bytes).unwrap();
     }
 
-    fn sends(&self, from: End, to: End, segment: &Segment<'_>) {
+    pub(crate) fn sends(&self, from: End, to: End, segment: &Segment<'_>) {
         self.sends_frame(from, &segment.frame(from, to));
     }
 
     /// The next frame at a side, if there is one in time.
-    fn next(&self, at: End, patience: Duration) -> Option<Vec<u8>> {
+    pub(crate) fn next(&self, at: End, patience: Duration) -> Option<Vec<u8>> {
         let (deadline, mut buffer) = (Instant::now() + patience, vec![0; 1 << 17]);
         loop {
             match self.tap(at).file().read(&mut buffer) {
@@ -92,13 +92,13 @@ impl Street {
     }
 
     #[track_caller]
-    fn gets_frame(&self, at: End) -> Vec<u8> {
+    pub(crate) fn gets_frame(&self, at: End) -> Vec<u8> {
         self.next(at, LIMIT).expect("a frame")
     }
 
     /// The next segment; sums of made frames may be unfinished toward the VM.
     #[track_caller]
-    fn gets(&self, at: End) -> Seen {
+    pub(crate) fn gets(&self, at: End) -> Seen {
         parse(&self.gets_frame(at))
     }
 
@@ -161,7 +161,7 @@ fn is_silent(name: &str) {
     std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1").unwrap();
 }
 
-fn links() -> String {
+pub(crate) fn links() -> String {
     let output = Command::new("ip").args(["-br", "link"]).output().unwrap();
     String::from_utf8(output.stdout).unwrap()
 }
@@ -171,7 +171,7 @@ fn tc(arguments: &str) {
 }
 
 /// Waits until this is so.
-fn until(is_so: impl Fn() -> bool) {
+pub(crate) fn until(is_so: impl Fn() -> bool) {
     let start = Instant::now();
     while !is_so() {
         assert!(start.elapsed() < LIMIT, "{}", links());
@@ -179,11 +179,11 @@ fn until(is_so: impl Fn() -> bool) {
 }
 
 /// A frame that is no segment, with a number.
-fn echo(number: u16) -> Vec<u8> {
+pub(crate) fn echo(number: u16) -> Vec<u8> {
     [&[0xff; 6][..], &G.mac(), &[0x88, 0xb5], &number.to_be_bytes(), &[0; 44]].concat()
 }
 
-fn vm() -> String {
+pub(crate) fn vm() -> String {
     "[[vm]]\nname = \"web1\"\ntap = \"vm0\"\nbudget = \"4M\"\n".into()
 }
 

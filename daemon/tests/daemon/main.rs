@@ -28,6 +28,7 @@ mod prometheus;
 mod registry;
 mod sandbox;
 mod segment;
+mod settle;
 mod socket_limits;
 #[allow(dead_code)]
 mod sockets;
