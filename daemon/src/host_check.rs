@@ -213,7 +213,7 @@ fn wrong_interface(uplink: &UplinkConfig) -> Option<String> {
 
 /// The same of a VM's tap.
 fn wrong_tap(vm: &VmConfig) -> Option<String> {
-    let tap = vm.tap.as_deref()?;
+    let tap = vm.tap.as_deref()?; // there is none with a pattern for a name
     let of = Path::new("/sys/class/net").join(tap);
     let is_wrong = of.exists() && !of.join("tun_flags").exists();
     let fix = "name the tap of a VM: ip -details link show type tun";

@@ -127,7 +127,8 @@ pub(crate) fn start(
     let operators = left.is_none().then(|| open_control(settings, lookers)).transpose();
     check(operators.as_ref().map(drop).map_err(Clone::clone));
     check(open_booster(&mut worker, config));
-    let openings = Openings::new(Arc::clone(&sandbox.broker));
+    let addresses = links.as_ref().map(LinkWatch::addresses).unwrap_or_default();
+    let openings = Openings::new(Arc::clone(&sandbox.broker), addresses);
     let mut interfaces = Interfaces::new(links.ok(), openings.clone());
     check(owners.clone().map(drop)); // without them every VM is our own user's, and nothing starts
     let first = Prepared::first(config, owners.unwrap_or_default(), arena.size);

@@ -24,7 +24,7 @@ struct Allowed {
     bridges: Vec<String>,
     /// Of overlays of this host.
     addresses: Vec<IpAddr>,
-    /// Of VMs of the file.
+    /// Of VMs of the file, names or patterns.
     taps: Vec<String>,
     /// Of taps that commands may attach.
     patterns: Vec<String>,
@@ -103,8 +103,7 @@ impl Rules {
             Some(begin) => tap.starts_with(begin),
             None => pattern == tap,
         };
-        let is_of_file =
-            [&self.at_start, &self.now].iter().any(|it| it.taps.iter().any(|it| it == tap));
+        let is_of_file = [&self.at_start, &self.now].iter().any(|it| it.taps.iter().any(fits));
         if is_of_file || self.now.patterns.iter().any(fits) {
             return Ok(());
         }
@@ -236,10 +235,11 @@ mod tests {
 
     #[test]
     fn taps_of_the_file_and_those_that_it_allows_are_attached_and_no_others() {
-        let vm = "[[vm]]\nname = \"a\"\ntap = \"tap7\"\n";
+        let vm = "[[vm]]\nname = \"a\"\ntap = \"tap7\"\n[[vm]]\nname = \"b\"\ntap = \"run*\"\n\
+                  mac = \"52:54:00:00:00:01\"\n";
         let mut rules = rules("taps", vm);
         let may = |rules: &Rules, tap: &str| rules.judge_tap(tap).is_ok();
-        assert!(may(&rules, "tap7") && !may(&rules, "vnet0"));
+        assert!(may(&rules, "tap7") && may(&rules, "run5") && !may(&rules, "vnet0"));
         let (what, fix) = rules.judge_tap("vnet0").unwrap_err();
         assert!(what.contains("np-rules-taps") && fix.contains("daemon.taps"), "{what}: {fix}");
         let text = "[daemon]\ntaps = [\"vnet*\", \"tap1\"]\n";

@@ -189,7 +189,7 @@ fn is_free(config: &Config, vm: &VmConfig) -> Result<(), Refusal> {
             fix: format!("nightporter vm set {name} KEY=VALUE changes it; nothing was changed"),
         });
     }
-    let Some(tap) = &vm.tap else { return Ok(()) };
+    let Some(tap) = vm.tap.as_ref().filter(|_| vm.tap_begins().is_none()) else { return Ok(()) };
     if let Some(other) = config.vms.iter().find(|other| other.tap.as_ref() == Some(tap)) {
         return Err(Refusal {
             what: format!("{tap} is attached already, as VM {}", other.name),

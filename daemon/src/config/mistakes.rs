@@ -60,6 +60,8 @@ fn mistakes_of_vms() {
         ("flows_max = 0", "3: vm.a.flows_max: 0 is outside 16..=1048576", "16384"),
         ("socket = \"a.sock\"", "3: vm.a.socket: \"a.sock\" is not an absolute path", "absolute"),
         ("tap = \"sixteen-bytes-ab\"", "3: vm.a.tap: \"sixteen-bytes-ab\" is not", "vnet0"),
+        ("tap = \"t*0\"", "3: vm.a.tap: \"t*0\" has a * before its end", "vnet0"),
+        ("tap = \"t*\"", "3: vm.a.tap: needs mac", "the whole name"),
         ("tap = \"t0\"\nvlan = 5", "4: vm.a.vlan: does not go with tap", "leave it out"),
         ("toe = true", "3: vm.a.toe: needs ips", "list the guest's addresses"),
         ("ack_offload = \"yes\"", "3: vm.a.ack_offload: is a string", "= true or false"),

@@ -43,8 +43,8 @@ pub use toe_rule::ToeRule;
 use keys::{quoted, size};
 use parse::{
     Unique, algorithm, cgroup, create, ifname, ifnames, ips, local, log, mac, metrics, name,
-    network, path, paths, port_name, rate_limit, socket_path, tap_patterns, trunk, uplink_kind,
-    vlan,
+    network, path, paths, port_name, rate_limit, socket_path, tap_pattern, tap_patterns, trunk,
+    uplink_kind, vlan,
 };
 use reader::{bytes, integer};
 use table::table;
@@ -229,10 +229,12 @@ table! {
             PathBuf::from(RUN_DIR).join(format!("{name}.sock")), socket_path, SOCKET_FIX);
         /// Instead of a socket: the tap of a VM that needs no other configuration. Its frames go
         /// through the daemon as through a wire; if the daemon is dead or stands, they pass it by.
-        /// Default: none. Takes Linux 6.6. Not with keys of the switch (`network`, `ips`, `vlan`,
+        /// With `mac` it may be the beginning of the name, as in `"vnet*"`: then the tap is the one
+        /// whose address is `mac` with `fe` as its first byte, as libvirt gives it. Default: none.
+        /// Takes Linux 6.6. Not with keys of the switch (`network`, `ips`, `vlan`,
         /// `trunk`, `isolated`, `trusted`), nor with `congestion_offload`, `toe` or `boost`.
         tap: Option<String> = optional(
-            ifname, "give the name of the VM's tap, as in \"vnet0\"");
+            tap_pattern, "give the name of the VM's tap, as in \"vnet0\"");
         /// Owner of its sockets. Default: as `[daemon]` has it.
         socket_user: Option<String> = optional(parse::name, USER_FIX);
         /// Group of its sockets. Default: as `[daemon]` has it.
@@ -343,6 +345,11 @@ impl VmConfig {
     #[must_use]
     pub fn toe_socket(&self) -> Option<PathBuf> {
         self.toe.then(|| self.socket.with_file_name(format!("{}-toe.sock", self.name)))
+    }
+
+    /// The beginning of the name of its tap, if there is no more in the configuration.
+    pub(crate) fn tap_begins(&self) -> Option<&str> {
+        self.tap.as_deref()?.strip_suffix('*')
     }
 }
 

@@ -200,7 +200,12 @@ fn check_vm(s: &mut Section<'_, '_>, config: &VmConfig, unique: &mut Unique) {
     }
     if let Some(tap) = &config.tap {
         check_tap(s, config);
-        unique.add("tap", tap.clone(), s);
+        if config.tap_begins().is_none() {
+            unique.add("tap", tap.clone(), s);
+        } else if config.mac.is_none() {
+            let fix = "give the VM's mac, or the whole name of its tap";
+            s.problem("tap", "needs mac, because it is no whole name".into(), fix);
+        }
     } else {
         unique.add("socket", config.socket.display().to_string(), s);
     }
@@ -332,10 +337,15 @@ pub(super) fn ifnames(v: &DeValue<'_>) -> Result<Vec<String>, String> {
 
 /// Names of taps, of which each may end in `*`.
 pub(super) fn tap_patterns(v: &DeValue<'_>) -> Result<Vec<String>, String> {
-    let list = ifnames(v)?;
-    let is_wrong = |name: &&String| name.strip_suffix('*').unwrap_or(name).contains('*');
-    let wrong = list.iter().find(is_wrong).map(|name| format!("{name:?} has a * before its end"));
-    wrong.map_or(Ok(list), Err)
+    let list = v.as_array().ok_or_else(|| format!("{} is not a list", shown(v)))?;
+    list.iter().map(|v| tap_pattern(v.get_ref())).collect()
+}
+
+/// The name of a tap, which may end in `*`.
+pub(super) fn tap_pattern(v: &DeValue<'_>) -> Result<String, String> {
+    let name = ifname(v)?;
+    let is_right = !name.strip_suffix('*').unwrap_or(&name).contains('*');
+    if is_right { Ok(name) } else { Err(format!("{name:?} has a * before its end")) }
 }
 
 pub(super) fn path(v: &DeValue<'_>) -> Result<PathBuf, String> {

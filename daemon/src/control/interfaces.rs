@@ -46,6 +46,8 @@ pub(crate) struct Interfaces {
 struct Interface {
     wanted: Wanted,
     state: State,
+    /// The name of its interface, when it was opened.
+    ifname: Option<String>,
     trouble: Option<Trouble>,
     /// When it may be tried again.
     not_before: Instant,
@@ -95,7 +97,7 @@ impl Interface {
     /// that `is_there`; its name.
     fn lose_unless(&mut self, is_there: impl Fn(&str, u32) -> bool) -> Option<String> {
         let State::Uplink(index) = &self.state else { return None };
-        let ifname = self.wanted.ifname()?;
+        let ifname = self.ifname.as_deref()?;
         let gone = (!is_there(ifname, *index)).then(|| State::Lost(format!("{ifname} is gone")));
         self.state = gone?;
         Some(self.wanted.name().to_owned())
@@ -112,7 +114,8 @@ impl Interfaces {
         let Some((wanted, state)) = State::of(port) else { return };
         let why = if let State::Lost(why) = &state { Some(why.clone()) } else { None };
         let trouble = why.map(|what| Trouble { what, is_down: true });
-        self.ports.push(Interface { wanted, state, trouble, not_before: Instant::ZERO });
+        let ifname = port.ifname();
+        self.ports.push(Interface { wanted, state, ifname, trouble, not_before: Instant::ZERO });
     }
 
     /// The port with this name goes.
@@ -230,6 +233,7 @@ impl Interfaces {
             Task::Open(wanted) => match openings.open(&wanted) {
                 Ok(port) => {
                     at.trouble = None;
+                    at.ifname = port.ifname();
                     if let Some((_, state)) = State::of(&port) {
                         at.state = state;
                     }

@@ -18,6 +18,7 @@ use nix::sys::socket::{
 };
 
 use crate::config::UplinkConfig;
+use crate::port::build::Addresses;
 
 /// The multicast group of link changes (linux/rtnetlink.h, RTMGRP_LINK).
 const LINK_GROUP: u32 = 1;
@@ -33,7 +34,8 @@ const DELETED_LINK: u16 = 17;
 const GET_LINK: u16 = 18;
 /// NLM_F_REQUEST | NLM_F_DUMP.
 const ALL: u16 = 0x301;
-/// IFLA_IFNAME and IFLA_MASTER.
+/// IFLA_ADDRESS, IFLA_IFNAME and IFLA_MASTER.
+const ADDRESS: u16 = 1;
 const NAME: u16 = 3;
 const MASTER: u16 = 10;
 /// IFF_UP and IFF_RUNNING (linux/if.h).
@@ -54,6 +56,7 @@ struct Link {
 pub(crate) struct LinkWatch {
     fd: OwnedFd,
     links: BTreeMap<u32, Link>,
+    addresses: Addresses,
 }
 
 impl LinkWatch {
@@ -62,8 +65,9 @@ impl LinkWatch {
         let protocol = SockProtocol::NetlinkRoute;
         let fd = socket(AddressFamily::Netlink, SockType::Raw, flags, protocol)?;
         bind(fd.as_raw_fd(), &NetlinkAddr::new(0, LINK_GROUP))?;
-        let watch = Self { fd, links: BTreeMap::new() };
+        let mut watch = Self { fd, links: BTreeMap::new(), addresses: Addresses::default() };
         watch.ask_for_all()?;
+        watch.read();
         Ok(watch)
     }
 
@@ -71,9 +75,15 @@ impl LinkWatch {
         self.fd.as_fd()
     }
 
+    /// The addresses of all interfaces, from now on.
+    pub(crate) fn addresses(&self) -> Addresses {
+        self.addresses.clone()
+    }
+
     /// Forgets everything and asks for all of it.
     fn begin_again(&mut self) {
         self.links.clear();
+        self.addresses.clear();
         // Errors: nothing is known until there is news of an interface.
         let _ = self.ask_for_all();
     }
@@ -125,10 +135,15 @@ impl LinkWatch {
                 let name = attribute(&message[LINK_HEADER..], NAME).unwrap_or_default();
                 let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
                 let name = String::from_utf8_lossy(name).into_owned();
+                let address = attribute(&message[LINK_HEADER..], ADDRESS);
+                if let Some(&address) = address.and_then(|value| value.first_chunk()) {
+                    self.addresses.note(index, &name, address);
+                }
                 self.links.insert(index, Link { name, flags: word(head, 8), master });
             }
             DELETED_LINK => {
                 self.links.remove(&index);
+                self.addresses.forget(index);
             }
             _ => {}
         }
@@ -214,7 +229,7 @@ mod tests {
 
     fn watch() -> LinkWatch {
         let (fd, _) = rustix::pipe::pipe().unwrap();
-        LinkWatch { fd, links: BTreeMap::new() }
+        LinkWatch { fd, links: BTreeMap::new(), addresses: Addresses::default() }
     }
 
     fn config(bridge: Option<&str>) -> UplinkConfig {

@@ -5,7 +5,7 @@
 //! the counters of the VM's tap move when its VMM reads a frame, not when it is sent. So the port
 //! knows what is queued, and has a window: the rest waits in the daemon, as for a full ring.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, File};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -47,16 +47,16 @@ pub(crate) struct Slot {
     taken: Slots,
 }
 
-/// The slots of the area that are taken.
+/// The slots of the area that are taken, and for each the number of the tap that is attached, or 0.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Slots(Arc<Mutex<BTreeSet<u8>>>);
+pub(crate) struct Slots(Arc<Mutex<BTreeMap<u8, u32>>>);
 
 impl Slots {
     /// One that is free. `None`: no more taps can be attached.
     pub(crate) fn take(&self) -> Option<Slot> {
         let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let number = (0..=u8::MAX).take(SLOTS).find(|slot| !taken.contains(slot))?;
-        taken.insert(number);
+        let number = (0..=u8::MAX).take(SLOTS).find(|slot| !taken.contains_key(slot))?;
+        taken.insert(number, 0);
         Some(Slot { number, taken: self.clone() })
     }
 }
@@ -64,6 +64,23 @@ impl Slots {
 impl Slot {
     pub(crate) fn number(&self) -> u8 {
         self.number
+    }
+
+    /// Is for the tap with this number. `false`: another one is. The programs of two would take
+    /// each other's frames for the VM's, and turn them for ever.
+    #[must_use]
+    pub(crate) fn claim(&self, tap: u32) -> bool {
+        let mut taken = self.taken.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_free = taken.iter().all(|(slot, other)| *other != tap || *slot == self.number);
+        if is_free {
+            taken.insert(self.number, tap);
+        }
+        is_free
+    }
+
+    /// The tap is plain.
+    fn release(&self) {
+        self.taken.0.lock().unwrap_or_else(PoisonError::into_inner).insert(self.number, 0);
     }
 }
 
@@ -83,7 +100,8 @@ pub struct AttachedPort {
     /// The other end of the wire, until the worker has a port for it.
     to_net: Option<TapPort>,
     vm: VmConfig,
-    /// The number of the VM's tap.
+    /// The name of the VM's tap, and its number.
+    tap: String,
     index: u32,
     view: View,
     slot: Slot,
@@ -131,6 +149,7 @@ impl AttachedPort {
             to_net: Some(end(to_net, net_name(&vm.name))),
             links,
             vm: vm.clone(),
+            tap: tap.to_owned(),
             index,
             view,
             slot,
@@ -145,6 +164,11 @@ impl AttachedPort {
     /// The VM's configuration when it was attached.
     pub(crate) fn vm(&self) -> &VmConfig {
         &self.vm
+    }
+
+    /// The name of the VM's tap.
+    pub(crate) fn tap(&self) -> &str {
+        &self.tap
     }
 
     /// The number of the VM's tap.
@@ -202,6 +226,7 @@ impl AttachedPort {
     /// The VM's tap is plain from now on; the port goes on giving back.
     pub(crate) fn unlink(&mut self) {
         self.links.truncate(LINKS_OF_OWN_TAPS);
+        self.slot.release();
     }
 
     /// Whether it is to be looked at again soon: no event says that the VM has made room.
@@ -374,6 +399,17 @@ mod tests {
         assert_eq!(all.len(), SLOTS);
         drop(all);
         assert_eq!(slots.take().unwrap().number(), 0);
+    }
+
+    #[test]
+    fn a_tap_is_that_of_one_slot_until_it_is_plain() {
+        let slots = Slots::default();
+        let [one, other] = [slots.take().unwrap(), slots.take().unwrap()];
+        assert!(one.claim(7) && one.claim(7) && !other.claim(7) && other.claim(8));
+        one.release();
+        assert!(other.claim(7) && !one.claim(7));
+        drop(other);
+        assert!(one.claim(7));
     }
 
     #[test]

@@ -1,13 +1,15 @@
 //! From a configuration to a port: its device, its policy, and the interface or sockets of this
 //! host that it needs.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::ErrorKind;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use nightporter_attach::area::{Area, SLOTS, View};
 use nightporter_core::port::{GuestConfig, Vlans};
+use nix::net::if_::if_nametoindex;
 
 use super::attached::{AttachedPort, Parts, Slots};
 use super::overlay::{OverlayPort, OverlaySockets};
@@ -34,21 +36,58 @@ pub(crate) struct OpenFailure {
     pub(crate) is_busy: bool,
 }
 
+/// The names and Ethernet addresses of interfaces, by their numbers.
+type ByNumber = BTreeMap<u32, (String, [u8; 6])>;
+
+/// Those of this host's interfaces.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Addresses(Arc<Mutex<ByNumber>>);
+
+impl Addresses {
+    fn all(&self) -> MutexGuard<'_, ByNumber> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn note(&self, index: u32, name: &str, address: [u8; 6]) {
+        self.all().insert(index, (name.to_owned(), address));
+    }
+
+    pub(crate) fn forget(&self, index: u32) {
+        self.all().remove(&index);
+    }
+
+    pub(crate) fn clear(&self) {
+        self.all().clear();
+    }
+
+    /// The name of the VM's tap. Errors: no interface with such a name has this address.
+    fn tap_of(&self, vm: &VmConfig) -> Result<String, [u8; 6]> {
+        let tap = vm.tap.as_deref().unwrap_or_default();
+        let Some((begin, mac)) = vm.tap_begins().zip(vm.mac) else { return Ok(tap.to_owned()) };
+        let wanted = [0xfe, mac[1], mac[2], mac[3], mac[4], mac[5]];
+        let all = self.all();
+        let mut fits = all.values().filter(|(name, it)| name.starts_with(begin) && *it == wanted);
+        fits.next().map(|(name, _)| name.clone()).ok_or(wanted)
+    }
+}
+
 /// Opens the ports that need the broker.
 #[derive(Clone, Debug)]
 pub(crate) struct Openings {
     pub(crate) broker: Arc<Broker>,
     /// The sockets that overlays opened here share.
     sockets: Sockets,
+    /// Of interfaces, for taps whose names change.
+    addresses: Addresses,
     /// Slots of the area of attached taps, and the area, once there is one.
     slots: Slots,
     area: Arc<OnceLock<View>>,
 }
 
 impl Openings {
-    pub(crate) fn new(broker: Arc<Broker>) -> Self {
+    pub(crate) fn new(broker: Arc<Broker>, addresses: Addresses) -> Self {
         let (sockets, slots) = (Sockets::default(), Slots::default());
-        Self { broker, sockets, slots, area: Arc::default() }
+        Self { broker, sockets, addresses, slots, area: Arc::default() }
     }
 
     /// The sockets of an overlay get the buffers that they want: see [`Broker::enlarge`].
@@ -94,17 +133,30 @@ impl Openings {
             is_final,
             is_busy: false,
         };
-        let tap = vm.tap.as_deref().unwrap_or_default();
+        let tap = self.addresses.tap_of(vm).map_err(|address| {
+            let address = address.map(|byte| format!("{byte:02x}")).join(":");
+            let pattern = vm.tap.as_deref().unwrap_or_default();
+            let what = format!("no interface {pattern} has the address {address}");
+            let fix = "start the VM, or give the name of its tap";
+            failure(&what, error(format!("vm {}: {what}", vm.name), fix), false)
+        })?;
         let slot = self.slots.take().ok_or_else(|| {
             let what = format!("{SLOTS} taps are attached, which is the most");
             failure(&what, error(&what, "run a second daemon for the others"), false)
         })?;
-        let attached = self.broker.attach(&vm.name, tap, slot.number());
+        let claim = |index| {
+            let what = format!("{tap} is attached already, for another VM");
+            let error = || error(format!("vm {}: {what}", vm.name), "remove that one first");
+            slot.claim(index).then_some(()).ok_or_else(|| failure(&what, error(), false))
+        };
+        if_nametoindex(tap.as_str()).map_or(Ok(()), claim)?; // before it is linked
+        let attached = self.broker.attach(&vm.name, &tap, slot.number());
         let (index, area, fds) = attached.map_err(|e| OpenFailure {
             is_busy: e.is_busy,
             // Another VM may be served; this one waits.
             ..failure(e.what(), StartError(e.to_string()), false)
         })?;
+        claim(index)?; // another one may have the name by now
         let broken = |what: &str| failure(what, error(what, "report this"), true);
         let view = match self.area.get() {
             Some(view) => *view,
@@ -120,7 +172,7 @@ impl Openings {
         };
         let links = fds.collect();
         let parts = Parts { index, from_vm, to_net, links, view, slot };
-        Ok(Port::Attached(Box::new(AttachedPort::new(vm, tap, parts))))
+        Ok(Port::Attached(Box::new(AttachedPort::new(vm, &tap, parts))))
     }
 }
 

@@ -95,7 +95,7 @@ impl Wanted {
         }
     }
 
-    /// The name of its interface, if it is one.
+    /// The name of its interface, if it is one; of a VM's tap perhaps the beginning alone.
     pub(crate) fn ifname(&self) -> Option<&str> {
         match self {
             Self::Uplink(config) => Some(&config.ifname),
@@ -161,6 +161,14 @@ impl Port {
             Self::Attached(attached) => Some(Wanted::Attached(Box::new(attached.vm().clone()))),
             Self::Lost(lost) => Some(lost.wanted.clone()),
             Self::Guest(_) | Self::Vacant => None,
+        }
+    }
+
+    /// The name of its interface, if it is one.
+    pub(crate) fn ifname(&self) -> Option<String> {
+        match self {
+            Self::Attached(attached) => Some(attached.tap().to_owned()),
+            port => port.wanted()?.ifname().map(str::to_owned),
         }
     }
 

@@ -95,7 +95,7 @@ impl WorkerPorts {
         } else {
             tracing::error!(port = %at.name, "the interface is gone; its traffic is dropped");
         }
-        let why = format!("{} is gone", wanted.ifname().unwrap_or_default());
+        let why = format!("{} is gone", at.port.ifname().unwrap_or_default());
         self.lost.push((at.name.clone(), index));
         let lost = Port::Lost(Box::new(Lost { wanted, why }));
         closer::later(None, std::mem::replace(&mut at.port, lost)); // interfaces take their time

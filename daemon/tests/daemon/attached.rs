@@ -511,6 +511,45 @@ fn a_qdisc_that_drops_does_not_close_the_window() {
 
 #[test]
 #[ignore = "needs root: it attaches taps"]
+fn a_vm_is_known_by_its_mac_whatever_its_tap_is_called() {
+    Street::run(|street| {
+        let Street { vm: first, network } = street;
+        drop(first);
+        let named = |name: &str| {
+            let tap = Tap::of_vmm(name, OFFLOADS).unwrap();
+            is_silent(name);
+            // As libvirt gives it.
+            ip(&format!("link set {name} address fe:00:00:00:00:01 master br0 up"));
+            tap
+        };
+        let vm = vm().replace("vm0", "vm*") + "mac = \"02:00:00:00:00:01\"\n";
+        let dir = Dir::new();
+        let street = Street { vm: named("vm7"), network };
+        let others = [member("vm1"), member("vm8")];
+        let config = format!("{PATIENT}\ntaps = [\"vm7\"]");
+        let host = Host::start(&dir, &dir.configure(&config, &vm));
+        host.until("web1", |port| port.link);
+        street.connects(); // its MAC is known
+        street.uploads(0, &[7; 1000]);
+        assert_eq!(street.gets(R).ack, R_ISN.wrapping_add(1001));
+        // It is nobody else's meanwhile.
+        let keys = BTreeMap::from([("tap".to_owned(), "vm7".to_owned())]);
+        let (what, _) = host.refuses(Change::AddVm { name: "web2".into(), keys });
+        assert_eq!(what, "vm web2: vm7 is attached already, for another VM");
+        // The VM is started again, and has another one.
+        let Street { vm: old, network } = street;
+        drop(old);
+        host.until("web1", |port| !port.link);
+        let street = Street { vm: named("vm9"), network };
+        host.until("web1", |port| port.link);
+        street.sends_frame(G, &echo(1));
+        while street.gets_frame(R) != echo(1) {}
+        drop(others);
+    });
+}
+
+#[test]
+#[ignore = "needs root: it attaches taps"]
 fn a_tap_that_goes_and_comes_back_is_attached_again() {
     Street::run(|street| {
         let Street { vm: old, network } = street;
