@@ -405,6 +405,44 @@ pub const WANTING_FLOWS: usize = 64;
 /// Ports of a guest that are known to accept: 1 KiB for a VM that has boost.
 pub const ACCEPTING_PORTS: usize = 64;
 
+// --- Accept offload ----------------------------------------------------------------------------
+
+/// A connection that G accepted speaks for its source so long (ACC-01).
+pub const T_LEARNED: Duration = Duration::from_secs(60);
+/// A source that G refused is not answered for so long, nor its network (ACC-01b).
+pub const T_CONDEMNED: Duration = Duration::from_secs(600);
+/// Two refusals within this time, in different parts of the network, condemn the port (ACC-01b).
+pub const T_REFUSED_APART: Duration = Duration::from_secs(10);
+/// Sources and condemned networks of a VM together: 29 KiB.
+pub const ACCEPT_KNOWN_MAX: usize = 256;
+/// Servers of a VM: 11 KiB.
+pub const ACCEPT_SERVERS_MAX: usize = 64;
+/// Connections that may wait for G's handshake at a port whatever G has completed in one run, and
+/// the most (ACC-10). With 64 KiB each the most are 8 MiB, an eighth of [`VM_BUDGET`].
+pub const ACCEPT_WAITING_MIN: u32 = 16;
+/// See [`ACCEPT_WAITING_MIN`].
+pub const ACCEPT_WAITING_MAX: u32 = 128;
+/// SYNs of a VM that H has answered and whose third ACK has not come: 52 KiB. More are for G.
+pub const HALF_OPEN_MAX: usize = 256;
+/// H repeats its SYN-ACK so many times, first after [`HALF_OPEN_INTERVAL`], then after twice as
+/// long each time: 1, 2, 4 and 8 s (ACC-15). After 16 s more the entry goes.
+pub const HALF_OPEN_REPEATS: u32 = 4;
+/// See [`HALF_OPEN_REPEATS`].
+pub const HALF_OPEN_INTERVAL: Duration = Duration::from_secs(1);
+/// Entries of one source whose SYN-ACK is repeated (ACC-15): of forged SYNs its owner gets no more.
+pub const HALF_OPEN_REPEATED_PER_SOURCE: usize = 3;
+/// H's SYN for G is repeated so many times by the wall clock, first after [`OPENING_INTERVAL`],
+/// then after twice as long each time: 1, 2, 4, 8 and 16 s (ACC-09), as Linux does
+/// (`tcp_syn_retries`).
+pub const OPENING_WALL_REPEATS: u32 = 5;
+/// See [`OPENING_WALL_REPEATS`].
+pub const OPENING_INTERVAL: Duration = Duration::from_secs(1);
+/// H gives it up after this: the repetitions, and 32 s for the last one's answer (ACC-09).
+pub const T_OPENING: Duration = Duration::from_secs(63);
+/// If G has run so many times meanwhile without an answer.
+pub const OPENING_RUNS_MIN: u32 = 3;
+const _: () = assert!(ACCEPT_WAITING_MAX as u64 * FLOW_BUFFER_MIN <= VM_BUDGET / 8);
+
 // --- Virtual TOE -------------------------------------------------------------------------------
 
 /// Bytes of one direction of a TOE connection that are under way at most, whatever room a guest

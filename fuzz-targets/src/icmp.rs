@@ -54,12 +54,12 @@ fn what_is_read_is_there(frame: &[u8], it: &TooBig, v4: bool) {
     let is_there = |bytes: &[u8]| frame.windows(bytes.len()).any(|window| window == bytes);
     assert!(it.mtu >= MTU_MIN[usize::from(!v4)], "an MTU of {}", it.mtu);
     assert!(it.mtu <= u32::from(u16::MAX) || !v4, "IPv4 has 16 bits for {}", it.mtu);
-    let ports = [it.src_port.to_be_bytes(), it.dst_port.to_be_bytes()].concat();
-    assert!(is_there(&[&ports[..], &it.seq.0.to_be_bytes()].concat()), "{it:?}");
+    let ports = [it.segment.src_port.to_be_bytes(), it.segment.dst_port.to_be_bytes()].concat();
+    assert!(is_there(&[&ports[..], &it.segment.seq.0.to_be_bytes()].concat()), "{it:?}");
     let addresses = if v4 {
-        [it.src.v4_bytes(), it.dst.v4_bytes()].concat()
+        [it.segment.src.v4_bytes(), it.segment.dst.v4_bytes()].concat()
     } else {
-        [it.src.0, it.dst.0].concat()
+        [it.segment.src.0, it.segment.dst.0].concat()
     };
     assert!(is_there(&addresses), "{it:?}");
 }
@@ -75,21 +75,18 @@ fn an_error_is_read_as_it_was_meant(frame: &[u8], cut: usize, mtu: u32, v4: bool
     let header = usize::from(ip.payload_offset - ip.header_offset);
     let is_understood = v4 || header == 40; // behind extension headers nobody looks for TCP
     let says = is_understood && named > 0 && cut >= header + QUOTED_MIN;
-    let expected = says.then(|| TooBig {
-        src: ip.src,
-        dst: ip.dst,
-        src_port: tcp.src_port,
-        dst_port: tcp.dst_port,
-        seq: Seq(tcp.seq.0),
-        mtu: named.max(MTU_MIN[usize::from(!v4)]),
+    let expected = says.then(|| {
+        let mtu = named.max(MTU_MIN[usize::from(!v4)]);
+        (ip.src, ip.dst, tcp.src_port, tcp.dst_port, Seq(tcp.seq.0), mtu)
     });
-    let read = read(&error).map(|(_, it)| it);
+    let read = read(&error)
+        .map(|(_, TooBig { segment: s, mtu })| (s.src, s.dst, s.src_port, s.dst_port, s.seq, mtu));
     assert_eq!(read, expected, "MTU {mtu}, {cut} bytes quoted");
 }
 
 /// A router's error about a frame: in IPv4 or IPv6, with `mtu` and a quotation of its IP packet up
 /// to `cut` bytes.
-fn error(frame: &[u8], cut: usize, mtu: u32, v4: bool) -> Option<Vec<u8>> {
+pub(crate) fn error(frame: &[u8], cut: usize, mtu: u32, v4: bool) -> Option<Vec<u8>> {
     let Ok(packet) = Plain::parse(frame) else { return None };
     let (ip, _) = packet.tcp()?;
     let quoted = &frame[usize::from(ip.header_offset)..ip.end as usize];

@@ -26,6 +26,7 @@ pub mod sealed;
 pub mod sender;
 pub mod sockets;
 pub mod streams;
+pub mod translate;
 pub mod trust;
 pub mod wire;
 
@@ -44,6 +45,7 @@ pub struct Target {
 pub const TARGETS: &[Target] = &[
     Target { name: "wire", run: wire::run, seeds: wire::seeds },
     Target { name: "icmp", run: icmp::run, seeds: icmp::seeds },
+    Target { name: "translate", run: translate::run, seeds: translate::seeds },
     Target { name: "claims", run: claims::run, seeds: claims::seeds },
     Target { name: "packets", run: packets::run, seeds: packets::seeds },
     Target { name: "requests", run: requests::run, seeds: requests::seeds },

@@ -106,7 +106,7 @@ fn congruent(check: u16, covered: &[u8]) -> u32 {
 }
 
 /// The sum of big-endian words in one's complement, as RFC 1071 has it.
-fn plain_sum(bytes: &[u8]) -> u16 {
+pub(crate) fn plain_sum(bytes: &[u8]) -> u16 {
     let word = |w: &[u8]| u32::from(w[0]) << 8 | u32::from(w.get(1).copied().unwrap_or(0));
     let sum = bytes.chunks(2).map(word).fold(0, |sum, word| {
         let sum: u32 = sum + word;

@@ -98,6 +98,11 @@ fn what_a_router_says_of_a_segment_is_read_as_it_was_meant() {
 }
 
 #[test]
+fn translated_frames_keep_their_sums_and_can_be_translated_back() {
+    survives("translate", 4000);
+}
+
+#[test]
 fn whatever_passes_a_list_of_addresses_speaks_for_its_guest_alone() {
     survives("claims", 6000);
 }

@@ -361,11 +361,11 @@ impl Engine<'_> {
     fn on_icmp_from_guest(&mut self, now: Instant, port: PortId, frame: &[u8], eth: &Eth, ip: &Ip) {
         let Some(it) = TooBig::parse(frame, ip) else { return };
         let key = FlowKey {
-            g_addr: it.dst,
-            r_addr: it.src,
+            g_addr: it.segment.dst,
+            r_addr: it.segment.src,
             vlan: eth.vlan.key(),
-            g_port: it.dst_port,
-            r_port: it.src_port,
+            g_port: it.segment.dst_port,
+            r_port: it.segment.src_port,
             port: port.0,
             version: ip.version,
         };
@@ -512,11 +512,11 @@ impl Engine<'_> {
     fn on_icmp(&mut self, now: Instant, out: PortId, frame: &[u8], eth: &Eth, ip: &Ip) {
         let Some(it) = TooBig::parse(frame, ip) else { return };
         let key = FlowKey {
-            g_addr: it.src,
-            r_addr: it.dst,
+            g_addr: it.segment.src,
+            r_addr: it.segment.dst,
             vlan: eth.vlan.key(),
-            g_port: it.src_port,
-            r_port: it.dst_port,
+            g_port: it.segment.src_port,
+            r_port: it.segment.dst_port,
             port: out.0,
             version: ip.version,
         };

@@ -108,7 +108,7 @@ impl Flow {
     /// [`PATH_MTU_AGE`].
     pub(crate) fn on_too_big_for_guest(&mut self, cx: &mut FlowContext<'_, '_>, it: &TooBig) {
         let una = self.sender.una();
-        let under_way = (una..self.sender.sent()).contains(&it.seq.unwrap(una));
+        let under_way = (una..self.sender.sent()).contains(&it.segment.seq.unwrap(una));
         let [v4, v6] = GUEST_PATH_MTU_MIN.map(u32::from);
         let least = if cx.key.version == IpVersion::V4 { v4 } else { v6 };
         let mss = u64::from(it.mtu.max(least)) - self.ip_tcp_len(cx);

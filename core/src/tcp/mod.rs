@@ -40,6 +40,7 @@
 //! | `doubt` | flows whose G may have rebooted |
 //! | `absence` | flows whose segments may have passed the daemon by |
 //! | `returning` | flows that come back after that |
+//! | `accept` | who may be answered in G's place, and how (accept offload) |
 //! | `distance` | what is known of servers behind G |
 //! | `state`, `timers`, `timestamps`, `template`, `options` | the state in their names |
 //!
@@ -56,6 +57,7 @@
 //! 5. A flow enters PASS only when it owes nothing to R or G.
 
 mod absence;
+pub mod accept;
 mod behind;
 mod deliver;
 mod depart;

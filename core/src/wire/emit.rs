@@ -4,6 +4,7 @@ use super::checksum::{Checksum, fold};
 use super::ip::{IpAddr16, IpVersion, PROTOCOL_TCP, V4_HEADER, V6_HEADER, tcp_pseudo_header};
 use super::seq::Seq;
 use super::small;
+use super::tcp;
 use super::tcp::{
     CHECKSUM_AT, FLAGS_AT, HEADER, KIND_NOP, KIND_SACK, NOP_NOP_TIMESTAMPS, TcpFlags, Timestamps,
 };
@@ -11,8 +12,6 @@ use super::virtio_net::{F_NEEDS_CSUM, GSO_ECN, GSO_TCPV4, GSO_TCPV6, VirtioNetHd
 
 /// Bytes of an Ethernet header without tags, as nearly every segment has.
 const ETHERNET: usize = 14;
-/// Most bytes of a TCP header: 15 words.
-const TCP_MAX: usize = 60;
 /// Bytes of the timestamps option and the two NOPs before it.
 const TIMESTAMPS_LEN: usize = 12;
 
@@ -109,7 +108,7 @@ impl TcpEmit<'_> {
             _ => l2.copy_from_slice(self.l2),
         }
         // One check for everything below: the longest IP header and the longest TCP header.
-        let Some(rest) = rest.first_chunk_mut::<{ V6_HEADER + TCP_MAX }>() else {
+        let Some(rest) = rest.first_chunk_mut::<{ V6_HEADER + tcp::HEADER_MAX }>() else {
             panic!("a layer-2 header of {} bytes", self.l2.len());
         };
         let (ip, tcp) = rest.split_at_mut(self.ip_len());
@@ -169,7 +168,7 @@ impl TcpEmit<'_> {
     /// Bytes of the SACK option behind a header of `header_len`, a multiple of four.
     #[inline(always)]
     fn sack_len(&self, header_len: usize) -> usize {
-        let fit = (TCP_MAX - header_len - 4) / 8;
+        let fit = (tcp::HEADER_MAX - header_len - 4) / 8;
         match self.sack.len().min(fit) {
             0 => 0,
             blocks => 4 + 8 * blocks,
@@ -180,7 +179,7 @@ impl TcpEmit<'_> {
     ///
     /// The words are added up as they are made, which is cheaper than reading them again.
     #[inline(always)]
-    fn put_tcp(&self, h: &mut [u8; TCP_MAX], header_len: usize) -> u64 {
+    fn put_tcp(&self, h: &mut [u8; tcp::HEADER_MAX], header_len: usize) -> u64 {
         let mut sum = 0;
         let mut put = |at: usize, word: u32| {
             h[at..at + 4].copy_from_slice(&word.to_be_bytes());

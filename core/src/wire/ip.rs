@@ -13,7 +13,8 @@ pub const PROTOCOL_TCP: u8 = 6;
 const PROTOCOL_ICMP: u8 = 1;
 const PROTOCOL_UDP: u8 = 17;
 const PROTOCOL_ESP: u8 = 50;
-const PROTOCOL_AH: u8 = 51;
+/// IP protocol number of the authentication header.
+pub(super) const PROTOCOL_AH: u8 = 51;
 const PROTOCOL_ICMP_V6: u8 = 58;
 const V6_HOP_BY_HOP: u8 = 0;
 const V6_ROUTING: u8 = 43;
@@ -25,6 +26,8 @@ const V6_DESTINATION: u8 = 60;
 pub const V4_HEADER: usize = 20;
 /// Bytes of an IPv6 header without extension headers.
 pub const V6_HEADER: usize = 40;
+/// Bytes of an IPv6 fragment header (RFC 8200 section 4.5).
+const V6_FRAGMENT_HEADER: usize = 8;
 /// Extension headers we walk before we call a packet opaque (COM-09).
 const V6_EXTENSIONS_MAX: usize = 8;
 /// Bytes of extension headers we walk before we call a packet opaque (COM-09).
@@ -224,6 +227,23 @@ pub(super) fn glance_v4(frame: &[u8], start: usize) -> Option<(IpAddr16, IpAddr1
 #[inline(always)]
 fn is_fragment(h: &[u8; V4_HEADER]) -> bool {
     be16(h, 6) & 0x3fff != 0
+}
+
+/// Of a fragment of a TCP segment, the segment's bytes before it, and where its own bytes start in
+/// the frame. `None`: it is of something else, or of a segment behind more extension headers.
+pub(super) fn tcp_fragment(frame: &[u8], ip: &Ip) -> Option<(usize, usize)> {
+    let start = usize::from(ip.payload_offset);
+    let (protocol, before, start) = match ip.version {
+        IpVersion::V4 => {
+            let word = be16(frame.get(usize::from(ip.header_offset)..start)?, 6);
+            (ip.protocol, usize::from(word & 0x1fff) * 8, start)
+        }
+        IpVersion::V6 => {
+            let h: &[u8; V6_FRAGMENT_HEADER] = frame.get(start..)?.first_chunk()?;
+            (h[0], usize::from(be16(h, 2) & !7), start + V6_FRAGMENT_HEADER)
+        }
+    };
+    (ip.l4 == L4::Fragment && protocol == PROTOCOL_TCP).then_some((before, start))
 }
 
 #[inline(always)]

@@ -3,8 +3,9 @@
 //! A frame is read by [`packet::Packet::parse`], which checks every offset once and copies the few
 //! fields that are used. [`plain::Plain`] reads a frame with an acknowledgement and data, and
 //! nothing else, directly. Frames are then changed in place by [`edit::TcpEdit`], made afresh by
-//! [`emit::TcpEmit`], or cut up by [`segment::Segmenter`]. This code neither allocates nor panics,
-//! whatever a guest or the network sends.
+//! [`emit::TcpEmit`], cut up by [`segment::Segmenter`], or given other numbers by
+//! [`translate::Translation`]. This code neither allocates nor panics, whatever a guest or the
+//! network sends.
 
 pub mod checksum;
 pub mod edit;
@@ -20,7 +21,9 @@ pub(crate) mod samples;
 pub mod saved;
 pub mod segment;
 pub mod seq;
+pub mod syn;
 pub mod tcp;
+pub mod translate;
 pub mod virtio_net;
 pub mod vlan;
 pub mod vsock;

@@ -8,6 +8,8 @@ use core::ops::{BitAnd, BitOr, Not};
 
 /// Bytes of a TCP header without options.
 pub const HEADER: usize = 20;
+/// Most bytes of a TCP header: 15 words.
+pub(super) const HEADER_MAX: usize = 60;
 /// Where the flags are in the TCP header: the AE bit is the lowest of byte 12.
 pub(super) const FLAGS_AT: usize = 12;
 /// Where the window is in the TCP header.
@@ -31,6 +33,10 @@ pub(super) const KIND_SACK_PERMITTED: u8 = 4;
 pub(super) const KIND_SACK: u8 = 5;
 /// Option kind: timestamps (RFC 7323 section 3).
 pub(super) const KIND_TIMESTAMPS: u8 = 8;
+/// Option kind: MD5 signature (RFC 2385).
+pub(super) const KIND_MD5: u8 = 19;
+/// Option kind: TCP Authentication Option (RFC 5925).
+pub(super) const KIND_AO: u8 = 29;
 /// Option kind: Multipath TCP (RFC 8684).
 const KIND_MPTCP: u8 = 30;
 /// Option kind: TCP Fast Open cookie (RFC 7413).
@@ -328,6 +334,24 @@ impl TcpOptions {
     }
 }
 
+/// Visits the options that [`TcpOptions::parse`] reads, each with kind and length, but for NOPs.
+pub(super) fn options_mut(options: &mut [u8], mut visit: impl FnMut(u8, &mut [u8])) {
+    let mut at = 0;
+    while let Some(&kind) = options.get(at) {
+        let len = match kind {
+            KIND_END => return,
+            KIND_NOP => {
+                at += 1;
+                continue;
+            }
+            _ => options.get(at + 1).map_or(0, |&len| usize::from(len)),
+        };
+        let Some(option) = options.get_mut(at..at + len).filter(|_| len >= 2) else { return };
+        visit(kind, option);
+        at += len;
+    }
+}
+
 /// A TCP segment inside a frame. Offsets count from the start of the frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Tcp {
@@ -389,7 +413,7 @@ pub(super) fn glance(segment: &[u8]) -> Option<(u16, u16, TcpFlags)> {
 
 /// Bytes of the header, by its data offset.
 #[inline(always)]
-fn header_len(h: &[u8; HEADER]) -> usize {
+pub(super) fn header_len(h: &[u8; HEADER]) -> usize {
     usize::from(h[FLAGS_AT] >> 4) * 4
 }
 

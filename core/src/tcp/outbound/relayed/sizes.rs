@@ -160,7 +160,7 @@ impl Flow {
     /// smaller ones from here on, and repeats those that are too long. The path is not congested.
     pub(crate) fn on_too_big(&mut self, cx: &mut FlowContext<'_, '_>, it: &TooBig) {
         let una = self.outbound.una();
-        let under_way = (una..self.outbound.sent()).contains(&it.seq.unwrap(una));
+        let under_way = (una..self.outbound.sent()).contains(&it.segment.seq.unwrap(una));
         let mss = u64::from(it.mtu).saturating_sub(self.ip_tcp_len(cx));
         let Some(relayed) = self.losses.relayed_mut().filter(|f| under_way && mss < f.wire_mss())
         else {
