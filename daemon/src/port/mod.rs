@@ -85,16 +85,6 @@ impl Wanted {
         }
     }
 
-    /// The network that it is of.
-    #[must_use]
-    pub fn network(&self) -> &Option<String> {
-        match self {
-            Self::Uplink(config) => &config.network,
-            Self::Overlay(config) => &config.network,
-            Self::Attached(vm) => &vm.network,
-        }
-    }
-
     /// The name of its interface, if it is one; of a VM's tap perhaps the beginning alone.
     pub(crate) fn ifname(&self) -> Option<&str> {
         match self {

@@ -56,6 +56,14 @@ impl Promises {
         self.of_guests.get(&device).copied().unwrap_or(0)
     }
 
+    /// At a socket of that guest so much was promised before, and all in all, [`LEAST`] included,
+    /// so much is now; the promise that counts from now on.
+    fn promise(&mut self, device: usize, before: u64, all: u64) -> u64 {
+        let now = all - LEAST;
+        self.set(device, before, now);
+        now
+    }
+
     /// At a socket of that guest so much was promised before, and now.
     fn set(&mut self, device: usize, before: u64, now: u64) {
         let of_guest = self.of(device) - before + now;
@@ -97,8 +105,7 @@ impl Toe {
         let share = share.clamp(LEAST, TOE_WINDOW_MAX);
         host.limit_arrivals(now, carried.socket, share);
         let promised = host.arrivals(carried.socket).map_or(0, |it| it.promised);
-        stream.promised = promised.max(share) - LEAST;
-        promises.set(carried.device, before, stream.promised);
+        stream.promised = promises.promise(carried.device, before, promised.max(share));
     }
 
     /// Nothing more comes for the socket of this stream.
@@ -153,10 +160,9 @@ mod tests {
     fn settle(promises: &mut Promises, sockets: &mut [(usize, u64)], takes: bool) {
         for _ in 0..400 {
             for (device, promised) in sockets.iter_mut() {
-                let share = promises.share(*device, *promised).min(TOE_WINDOW_MAX) - LEAST;
-                let now = if takes { share } else { share.max(*promised) };
-                promises.set(*device, *promised, now);
-                *promised = now;
+                let share = promises.share(*device, *promised).min(TOE_WINDOW_MAX);
+                let all = if takes { share } else { share.max(*promised + LEAST) };
+                *promised = promises.promise(*device, *promised, all);
             }
         }
     }

@@ -38,7 +38,7 @@ mod trust;
 mod ucx;
 pub(crate) mod worker;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 
 use nightporter_core::engine::Direction;
@@ -116,7 +116,7 @@ pub struct Toe {
     /// [`shares`].
     narrow: BTreeMap<SocketId, u64>,
     /// Devices whose driver has come, and what the one before it had is being reset.
-    late: Vec<usize>,
+    late: BTreeSet<usize>,
     /// Timers wait for devices that are awake, until then.
     patient_until: Instant,
     listings: Listings,
@@ -141,7 +141,7 @@ impl Toe {
             unsignalled: VecDeque::new(),
             limited: Vec::new(),
             narrow: BTreeMap::new(),
-            late: Vec::new(),
+            late: BTreeSet::new(),
             patient_until: Instant::ZERO,
             listings: Listings::new(),
         }
@@ -236,8 +236,7 @@ impl Toe {
         match (device.is_up, device.port.is_up()) {
             (true, false) => self.lose(now, port),
             (false, true) if ends => {
-                self.late.retain(|late| *late != at);
-                self.late.push(at);
+                self.late.insert(at);
             }
             (false, true) => {
                 device.is_up = true;

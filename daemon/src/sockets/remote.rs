@@ -297,8 +297,9 @@ impl Toe {
             self.streams.note_unproven(now, &stream, self.rules.peers.address_of(stream.host));
         }
         self.streams.stats.lost += 1;
-        if stream.ours == Side::Opener && !carried.is_established {
-            // Nobody has answered: the host is not there, or has just let go of an idle stream.
+        if stream.ours == Side::Opener {
+            // If nobody has answered yet, the host is not there, or has just let go of an idle
+            // stream, and guest TCP is to try. Else this is a reset for the core, as a loss is.
             let kind = Kind::Reset(Errno::NotByToe);
             let message = Message { id: carried.name, to: Side::Opener, kind };
             let _ = self.host.handle_message(now, stream.host, &message);

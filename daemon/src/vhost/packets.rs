@@ -209,8 +209,9 @@ impl PacketQueue {
         Ok(self.chains.front().map(|chain| chain.payload))
     }
 
-    /// Likewise of the next packets of the guest, one after the other: as many as `len` bytes fill,
-    /// but `most` of them.
+    /// Likewise of the next packets of the guest together: of as many as `len` bytes fill, but
+    /// `most`. In the first `n` of them may be as many bytes as `credit` says; each packet has a cost
+    /// of its own, so that may be less than in fewer.
     ///
     /// # Errors
     /// The guest's ring lies. As of [`Self::poll`].
@@ -219,7 +220,8 @@ impl PacketQueue {
         memory: &GuestMemory,
         len: usize,
         most: usize,
-    ) -> Result<impl Iterator<Item = usize>, RingFault> {
+        credit: impl Fn(u64) -> u64,
+    ) -> Result<usize, RingFault> {
         let (mut count, mut bytes) = (0, 0);
         while count < most && bytes < len {
             if count == self.chains.len() && !self.take(memory, true)? {
@@ -228,7 +230,13 @@ impl PacketQueue {
             bytes = self.chains[count].payload.saturating_add(bytes);
             count += 1;
         }
-        Ok(self.chains.iter().take(count).map(|chain| chain.payload))
+        let may = |packets| usize::try_from(credit(packets)).unwrap_or(usize::MAX).min(len);
+        let rooms = self.chains.iter().take(count).map(|chain| chain.payload);
+        // No payload has a place behind a packet that has room for none.
+        let filled = rooms.take_while(|room| *room > 0).zip(1..);
+        Ok(filled.fold(0_usize, |sum, (room, packets)| {
+            sum.max(sum.saturating_add(room).min(may(packets)))
+        }))
     }
 
     /// The places of the payload of all packets that were taken and are not completed, in their

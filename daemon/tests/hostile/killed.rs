@@ -233,11 +233,9 @@ fn files_of_any_size_take_a_bounded_part_of_the_addresses() {
     assert!(world.is_obeyed(Req::ADD_MEM_REG, &slot(PORT_MAX, part), &fd()));
 }
 
-#[test]
-fn a_thousand_missing_pages_are_one_fault_and_one_mapping() {
-    const LEN: usize = 16 << 20;
-    let name = format!("storm-{}", std::process::id());
-    let ram = Ram::of(File::from(memfd_create(&*name, MemfdFlags::CLOEXEC).unwrap()), LEN);
+/// A port with so much memory in a file of this name, which may be cut.
+fn world_in(name: &str, len: usize) -> World {
+    let ram = Ram::of(File::from(memfd_create(name, MemfdFlags::CLOEXEC).unwrap()), len);
     let mut world = World::connected(1);
     let config = config(world.socket.clone());
     world.anew(VhostUserConfig { allow_unsealed_memory: true, ..config });
@@ -245,15 +243,32 @@ fn a_thousand_missing_pages_are_one_fault_and_one_mapping() {
     world.tx = Driver::new(&ram, RING_FROM_GUEST, QUEUE_SIZE);
     world.ram = Rc::clone(&ram);
     world.negotiate(LINUX);
-    let table = mem_table(&[region(GUEST_BASE, LEN as u64, USER_BASE, 0)]);
+    let table = mem_table(&[region(GUEST_BASE, len as u64, USER_BASE, 0)]);
     assert!(world.is_obeyed(Req::SET_MEM_TABLE, &table, &[ram.fd()]));
     world.start_rings();
     assert!(world.link().is_some());
+    world
+}
+
+#[test]
+fn a_frame_whose_memory_has_gone_does_not_leave_as_zeros() {
+    let mut world = world_in("cut", 2 << 20);
+    world.tx.offer(&[(GUEST_BASE + (1 << 20), 72)], 0);
+    ftruncate(world.ram.fd(), 1 << 20).unwrap();
+    assert!(world.poll_frames().is_empty());
+    world.port.handle_faults();
+    assert_eq!(world.port.stats().memory_faults, 1);
+}
+
+#[test]
+fn a_thousand_missing_pages_are_one_fault_and_one_mapping() {
+    let name = format!("storm-{}", std::process::id());
+    let mut world = world_in(&name, 16 << 20);
     // A frame in a thousand crumbs, each in a page of its own, of which every other one is not
     // touched; and then the pages are not there any more.
     let crumbs: Vec<_> = (0..1024).map(|n| (GUEST_BASE + (1 << 20) + n * 2 * 4096, 60)).collect();
     world.tx.offer_indirect(BUFFERS, &crumbs, 0);
-    ftruncate(ram.fd(), 1 << 20).unwrap();
+    ftruncate(world.ram.fd(), 1 << 20).unwrap();
     let mappings = || {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         maps.lines().filter(|line| line.contains(&name)).count()

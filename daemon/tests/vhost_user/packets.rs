@@ -85,6 +85,27 @@ fn header(len: usize) -> Header {
 }
 
 #[test]
+fn packets_have_room_together_for_their_credit_and_for_nothing_behind_one_without_room() {
+    let mut guest = Guest::new();
+    for (n, room) in [100, 100, 0, 100].into_iter().enumerate() {
+        let len = u32::try_from(LEN + room).unwrap();
+        guest.driver.offer(&[(BUFFERS + n as u64 * 4096, len)], WRITE);
+    }
+    let Guest { memory, queue, .. } = &mut guest;
+    let mut rooms = |len, most, credit: [u64; 4]| {
+        queue
+            .rooms(memory, len, most, |packets| credit[usize::try_from(packets).unwrap() - 1])
+            .unwrap()
+    };
+    assert_eq!(rooms(1000, 4, [1000; 4]), 200, "the third has no room");
+    assert_eq!(rooms(1000, 1, [1000; 4]), 100);
+    assert_eq!(rooms(150, 4, [1000; 4]), 150);
+    assert_eq!(rooms(1000, 4, [190, 170, 150, 130]), 170);
+    assert_eq!(rooms(1000, 4, [90, 70, 50, 30]), 90, "a second packet costs credit");
+    assert_eq!(rooms(1000, 4, [0; 4]), 0);
+}
+
+#[test]
 fn a_packet_of_the_guest_stays_until_it_is_done() {
     let mut guest = Guest::new();
     assert_eq!(guest.poll(), Ok(None));
@@ -137,12 +158,14 @@ fn buffers_that_are_looked_up_together_are_filled_one_after_the_other() {
     for at in 0..4 {
         guest.driver.offer(&pieces(BUFFERS + 4096 * at, LEN + 100, &[LEN]), WRITE);
     }
-    let rooms = |guest: &mut Guest, len, most| -> Vec<usize> {
-        guest.queue.rooms(&guest.memory, len, most).unwrap().collect()
+    // And so many have been looked up by then.
+    let rooms = |guest: &mut Guest, len, most| {
+        let room = guest.queue.rooms(&guest.memory, len, most, |_| u64::MAX).unwrap();
+        (room, guest.queue.payloads().len())
     };
-    assert_eq!(rooms(&mut guest, 250, 32), [100; 3], "as many as that fills");
-    assert_eq!(rooms(&mut guest, 1000, 2), [100; 2]);
-    assert_eq!(rooms(&mut guest, 1000, 32), [100; 4], "there are no more");
+    assert_eq!(rooms(&mut guest, 250, 32), (250, 3), "as many as that fills");
+    assert_eq!(rooms(&mut guest, 1000, 2), (200, 3));
+    assert_eq!(rooms(&mut guest, 1000, 32), (400, 4), "there are no more");
     let starts: Vec<u64> = guest.queue.payloads().iter().map(|(at, _)| *at).collect();
     assert_eq!(starts, [0, 1, 2, 3].map(|at| BUFFERS + 4096 * at + LEN as u64));
     for len in [100, 30] {

@@ -183,17 +183,7 @@ impl VhostUserPort<Vsock> {
     ) -> Option<usize> {
         let _part = self.account.part();
         let (queue, memory) = self.queue(TO_GUEST)?;
-        let sum = queue.rooms(memory, len, most).map(|rooms| {
-            let mut sum = 0_usize;
-            for (room, packets) in rooms.zip(1..) {
-                let may = usize::try_from(credit(packets)).unwrap_or(usize::MAX).min(len);
-                if may <= sum || room == 0 {
-                    break;
-                }
-                sum = sum.saturating_add(room).min(may);
-            }
-            sum
-        });
+        let sum = queue.rooms(memory, len, most, credit);
         self.judge(TO_GUEST, sum).filter(|sum| *sum > 0)
     }
 

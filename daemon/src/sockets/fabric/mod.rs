@@ -730,6 +730,22 @@ mod tests {
     }
 
     #[test]
+    fn a_stream_ends_when_all_is_said_or_at_once_if_that_is_much_or_nobody_has_proven_it() {
+        let mut streams = Streams::default();
+        let id = streams.insert(Stream::to(NOW, HostId(1), HERE));
+        assert!(streams.retire(NOW, id));
+        streams.get_mut(id).unwrap().is_proven = true;
+        assert!(!streams.retire(NOW, id));
+        assert_eq!((streams.ready(), streams.poll_timeout()), (1, Some(NOW + T_HELLO)));
+        let stream = streams.get_mut(id).unwrap();
+        assert!(stream.closes);
+        while stream.waiting() <= ANSWERS_MAX {
+            stream.say(NOW, &message(Kind::Credit { edge: 1 }), None).unwrap();
+        }
+        assert!(streams.retire(NOW, id));
+    }
+
+    #[test]
     fn a_stream_that_another_host_does_not_use_any_more_is_not_kept_for_ever() {
         let mut streams = Streams::default();
         let (id, _other) = stream(&mut streams);
