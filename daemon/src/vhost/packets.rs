@@ -210,8 +210,8 @@ impl PacketQueue {
     }
 
     /// Likewise of the next packets of the guest together: of as many as `len` bytes fill, but
-    /// `most`. In the first `n` of them may be as many bytes as `credit` says; each packet has a cost
-    /// of its own, so that may be less than in fewer.
+    /// `most`. In the first `n` of them may be as many bytes as `credit` says; each packet has a
+    /// cost of its own, so that may be less than in fewer.
     ///
     /// # Errors
     /// The guest's ring lies. As of [`Self::poll`].

@@ -14,6 +14,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(super) struct Unshared {
     /// Guests without a buffer so far: since when, and whether that was said.
     list: Vec<(PortId, Instant, bool)>,
+    /// When to [`Self::look`]. Each turn asks, so it is not looked for in the list each time.
+    due: Option<Instant>,
 }
 
 impl Unshared {
@@ -23,12 +25,17 @@ impl Unshared {
         if is_up {
             self.list.push((port, now, false));
         }
+        self.find_due();
     }
 
     /// When to [`Self::look`].
-    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+    pub(super) const fn poll_timeout(&self) -> Option<Instant> {
+        self.due
+    }
+
+    fn find_due(&mut self) {
         let waiting = self.list.iter().filter(|(.., said)| !said);
-        waiting.map(|(_, since, _)| *since + PATIENCE).min()
+        self.due = waiting.map(|(_, since, _)| *since + PATIENCE).min();
     }
 
     /// The guests that have posted nothing for too long, each once.
@@ -37,16 +44,18 @@ impl Unshared {
         now: Instant,
         has_buffers: impl Fn(PortId) -> bool,
     ) -> Vec<PortId> {
-        if self.poll_timeout().is_none_or(|at| at > now) {
+        if self.due.is_none_or(|at| at > now) {
             return Vec::new(); // nearly always
         }
         self.list.retain(|(port, ..)| !has_buffers(*port));
         let late = self.list.iter_mut().filter(|(_, at, said)| !said && now.since(*at) >= PATIENCE);
-        late.map(|(port, _, said)| {
+        let named = late.map(|(port, _, said)| {
             *said = true;
             *port
-        })
-        .collect()
+        });
+        let named = named.collect();
+        self.find_due();
+        named
     }
 
     /// It was one of them, when it was last looked at.
