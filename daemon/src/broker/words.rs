@@ -110,22 +110,13 @@ pub(super) fn to_join(uplink: &UplinkConfig) -> [u8; REQUEST] {
 pub(super) fn to_open(uplink: &UplinkConfig) -> [u8; REQUEST] {
     let UplinkConfig { kind, create, ifname, bridge, .. } = uplink;
     let mut request = [0; REQUEST];
-    request[..3].copy_from_slice(&[OPEN, (*kind).into(), (*create).into()]);
+    request[..3].copy_from_slice(&[OPEN, *kind as u8, (*create).into()]);
     let names = [ifname.as_str(), bridge.as_deref().unwrap_or_default()];
     for (to, name) in request[3..].chunks_exact_mut(NAME).zip(names) {
         let len = name.len().min(NAME - 1); // the configuration has no longer ones
         to[..len].copy_from_slice(&name.as_bytes()[..len]);
     }
     request
-}
-
-impl From<UplinkKind> for u8 {
-    fn from(kind: UplinkKind) -> Self {
-        match kind {
-            UplinkKind::Tap => 0,
-            UplinkKind::Macvtap => 1,
-        }
-    }
 }
 
 /// The uplink to open. `None`: no configuration has such a one.
@@ -139,7 +130,7 @@ pub(super) fn read(request: &[u8; REQUEST]) -> Option<UplinkConfig> {
     let uplink = UplinkConfig {
         name: String::new(),
         network: None,
-        kind: [UplinkKind::Tap, UplinkKind::Macvtap].get(usize::from(request[1])).copied()?,
+        kind: *UplinkKind::ALL.get(usize::from(request[1]))?,
         create: request[2] == 1,
         bridge: Some(bridge).filter(|bridge| !bridge.is_empty()),
         ifname,

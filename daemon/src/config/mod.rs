@@ -205,6 +205,9 @@ pub enum UplinkKind {
 }
 
 impl UplinkKind {
+    /// All of them. Daemon and broker name one to each other by its place here.
+    pub const ALL: [Self; 2] = [Self::Tap, Self::Macvtap];
+
     /// As the configuration has it.
     #[must_use]
     pub const fn label(self) -> &'static str {

@@ -396,10 +396,10 @@ pub(super) fn log(v: &DeValue<'_>) -> Result<String, String> {
 
 /// The kind of an uplink; a tap stands in for a wrong one.
 pub(super) fn uplink_kind(s: &mut Section<'_, '_>) -> UplinkKind {
-    let kind = |v: &DeValue<'_>| match string(v)?.as_str() {
-        "tap" => Ok(UplinkKind::Tap),
-        "macvtap" => Ok(UplinkKind::Macvtap),
-        _ => Err(format!("{} is not a kind of uplink", shown(v))),
+    let kind = |v: &DeValue<'_>| {
+        let label = string(v)?;
+        let known = UplinkKind::ALL.into_iter().find(|kind| kind.label() == label);
+        known.ok_or_else(|| format!("{} is not a kind of uplink", shown(v)))
     };
     let fix = "write kind = \"tap\" or kind = \"macvtap\"";
     s.require("kind", fix, kind).unwrap_or(UplinkKind::Tap)
