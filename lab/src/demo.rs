@@ -1,10 +1,16 @@
 //! `make demo`: three real guests on one core; uploads into one of them and downloads from it, over
 //! several paths, interleaved; and transfers both ways at once.
 
+mod case;
+mod checks;
+mod measures;
+mod page;
+mod paths;
 mod requests;
 mod rounds;
 mod short;
 mod sizes;
+mod troubles;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,32 +18,36 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use nightporter_api::BoostAccount;
 use nightporter_guest::control::{Command, Reply};
+use serde::Serialize;
+use serde_json::json;
 
 use crate::accel::Accel;
 use crate::boost::{Boosting, Source};
 use crate::cpus::{Awake, Cores};
 use crate::download::{both, download};
-use crate::experiment::origin::{host_kernel, profile};
+use crate::experiment::verdict::Check;
+use crate::experiment::{Experiment, Results};
 use crate::flood::{Complaints, Flood};
-use crate::image::{Image, NO_NP_FLOOD, log_dir, source_root};
+use crate::image::{Image, NO_NP_FLOOD, log_dir};
 use crate::link::Link;
 use crate::passt::Passt;
 use crate::process::{self, CpuUse};
 use crate::progress::Progress;
-use crate::report::both::BothWays;
-use crate::report::checks::{checks, of_both_ways, of_troubles};
-use crate::report::{Cell, Direction, Gain, GuestShare, GuestTcp, NetPath, Report, Row};
 use crate::rundir::RunDir;
-use crate::sched::{Competition, Layout, Scheduler};
+use crate::sched::{Layout, Scheduler};
 use crate::transfer::{Outcome, Upload};
-use crate::vmm::{Places, Vmm};
-use crate::world::{Net, Plan, World, address, guest_name};
+use crate::vmm::Places;
+use crate::world::{Net, World, address, guest_name};
 
+use case::{Case, Kit, run_case};
+use measures::MEASURES;
+use page::Shown;
+pub use paths::{Direction, NetPath};
+use rounds::BOTH_BYTES;
 pub(crate) use rounds::GOLDEN;
-use rounds::{BOTH_BYTES, Measured};
 use sizes::{SIZES, sizes};
+use troubles::{GuestShare, GuestTcp};
 
 /// Guests on the contended core, as in the papers' experiments.
 const GUESTS: usize = 3;
@@ -55,7 +65,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(30);
 const CYCLE: Duration = Duration::from_millis(90);
 
 /// The measurements.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize)]
 pub struct Options {
     /// The scheduler and the link: one case after the other.
     pub cases: Vec<(Scheduler, Link)>,
@@ -124,33 +134,49 @@ pub fn run(options: &Options) -> Result<bool> {
     if options.is_short {
         progress.expect(options.about());
     }
-    let mut reports = Vec::new();
+    let mut results = Results::open(&Experiment {
+        name: "demo",
+        measures: &MEASURES,
+        settings: json!({ "options": options, "accel": accel }),
+        out: None,
+    })?;
+    let mut cases = Vec::new();
     for &case in &options.cases {
         // A thread of its own, because a world takes its thread into its network namespace.
         let (cores, image, progress) = (&cores, &image, &mut progress);
-        let options = &options.of_case(case.0);
-        let report = thread::scope(|scope| {
+        let (options, results) = (&options.of_case(case.0), &mut results);
+        let case = thread::scope(|scope| {
             let kit = Kit { image, passt: passt.as_ref(), accel };
-            let inside = scope.spawn(move || run_case(case, options, cores, kit, progress));
+            let inside =
+                scope.spawn(move || run_case(case, options, cores, kit, (progress, results)));
             inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })?;
-        if !options.is_short {
-            println!("{}", report.table());
-        }
-        reports.push(report);
+        cases.push(case);
     }
     progress.clear();
-    let sound = options.is_short && short::finish(&reports)?;
-    let kept = reports.iter().all(Report::kept);
-    let path = source_root().join("target/demo/result.json");
-    let first = Report { others: reports.split_off(1), ..reports.remove(0) };
-    first.write_json(&path)?;
+    let machine = format!("{accel} on {} cores", cores.others.len() + 1);
     if options.is_short {
-        return Ok(sound);
+        let shown = |case| Case::shown(case, &results, &machine);
+        let shown: Vec<Shown<'_>> = cases.iter().map(shown).collect();
+        let is_sound = short::finish(&shown)?;
+        drop(shown);
+        results.save()?;
+        return Ok(is_sound);
     }
-    println!("All of it, with every transfer: {}", path.display());
-    Ok(kept)
+    let checks: Vec<Check> = cases.iter().flat_map(|case| case.checks(&results)).collect();
+    checks.into_iter().for_each(|check| results.check(check));
+    println!("{LEGEND}");
+    cases.iter().for_each(|case| println!("{}", case.told));
+    results.finish()
 }
+
+const LEGEND: &str = "
+  connect    the sender calls connect() ... it returns
+  acked      connect() has returned ... everything written is acknowledged: the sender is done;
+             down: the remote's application has read everything
+  delivered  the sender calls connect() ... the receiver's application has read everything
+  answer     when a request was due ... its answer is there
+";
 
 /// passt, if a path asks for it. Where it cannot be had, its paths are left out.
 fn find_passt(options: &mut Options, progress: &mut Progress) -> Option<Passt> {
@@ -166,137 +192,6 @@ fn find_passt(options: &mut Options, progress: &mut Progress) -> Option<Passt> {
             options.down_paths.retain(|path| !path.is_passt());
             None
         }
-    }
-}
-
-/// The parts of cases.
-#[derive(Clone, Copy)]
-struct Kit<'a> {
-    image: &'a Image,
-    passt: Option<&'a Passt>,
-    accel: Accel,
-}
-
-/// Boots the guests, measures, takes everything down.
-fn run_case(
-    (scheduler, link): (Scheduler, Link),
-    options: &Options,
-    cores: &Cores,
-    kit: Kit<'_>,
-    progress: &mut Progress,
-) -> Result<Report> {
-    let accel = kit.accel;
-    let run_dir = RunDir::create()?;
-    let logs = log_dir("demo")?;
-    let places = Places { sockets: run_dir.path(), logs: &logs };
-    progress
-        .step(&format!("{scheduler} over {link}: booting three guests under QEMU with {accel}"));
-    let with_boost = all_paths(options).any(NetPath::is_boosted);
-    let mut lab = Lab::new(boot(options, kit, (link, with_boost), (&run_dir, places))?, scheduler);
-    progress.step("warming up, calibrating the guests' load");
-    lab.warm_up()?;
-    lab.warm_up_more(options)?;
-    let terms = (scheduler, options.layout);
-    let competition = Competition::start(terms, cores, &lab.world.guests, &run_dir)?;
-    lab.start_load()?;
-    if with_boost {
-        lab.start_boosting(link, &logs)?;
-    }
-    lab.forget_vcpu_times(); // of paths whose guests had nothing else to do yet
-    let before = (lab.clock()?, lab.guest_tcp()?);
-    lab.complaints = lab.world.complaints(usize::from(RECEIVER))?;
-    let Measured { cells, both, requests, troubles } = lab.measure(options, progress)?;
-    let (guests, cpu_shares) = (lab.guest_shares(&before.0)?, lab.cpu_shares());
-    let (guest_tcp, boost_refused) = (lab.guest_tcp()?.since(&before.1), lab.boost_refused.take());
-    let traces = lab.check_traces(options.traced_paths(), &logs, progress);
-    progress.step("cleaning up");
-    let account = lab.boosting.take().and_then(|boosting| boosting.accounts().pop());
-    drop(competition);
-    let link_measured = lab.world.link();
-    lab.world.stop()?;
-    print_boost(options, account, boost_refused.as_deref(), &cpu_shares);
-    print_failures(cells.iter().chain(&both));
-    traces.context("the trace checker")?.iter().for_each(|line| println!("{line}"));
-    let rows: Vec<Row> = cells.iter().filter_map(Row::of).collect();
-    let gains = Gain::all(&rows);
-    let both_ways = BothWays::of(&both, &rows, &gains);
-    let mut checks = checks(scheduler, link, &rows, &gains);
-    checks.extend(of_both_ways(&both_ways));
-    checks.extend(of_troubles(&troubles));
-    Ok(Report {
-        scheduler,
-        layout: options.layout,
-        link,
-        link_measured,
-        accel,
-        host_kernel: host_kernel()?,
-        profile: profile()?,
-        rx_ring: options.rx_ring,
-        cores: cores.others.len() + 1,
-        guests,
-        cpu_shares,
-        boost_refused,
-        passt: kit.passt.map(|passt| passt.version.clone()),
-        guest_tcp,
-        requests,
-        troubles,
-        checks,
-        rows,
-        gains,
-        both_ways,
-        others: Vec::new(),
-    })
-}
-
-/// Boots the guests, with boost for the first if any path has it.
-fn boot(
-    options: &Options,
-    kit: Kit<'_>,
-    (link, with_boost): (Link, bool),
-    (run_dir, places): (&RunDir, Places<'_>),
-) -> Result<World> {
-    let guests = &[(Vmm::Qemu(kit.accel), kit.image); GUESTS];
-    if with_boost {
-        // With it nice has no effect between sessions, and the booster refuses.
-        run_dir.write(Path::new("/proc/sys/kernel/sched_autogroup_enabled"), "0")?;
-    }
-    let is_asked = |net: &Net| all_paths(options).any(|path| net_of(path) == *net);
-    let nets: Vec<Net> = [Net::Passt, Net::PasstTuned].into_iter().filter(is_asked).collect();
-    let plan = Plan {
-        daemon: with_boost || is_asked(&Net::Nightporter) || is_asked(&Net::Attached),
-        attach: is_asked(&Net::Attached),
-        boost: with_boost.then_some(&options.boost),
-        rx_ring: options.rx_ring,
-        link: Some(link.shape()),
-        passt: kit.passt.map(|passt| (passt, &*nets)),
-        ..Plan::default()
-    };
-    World::start_as(guests, plan, places)
-}
-
-fn print_failures<'a>(cells: impl Iterator<Item = &'a Cell>) {
-    for failure in cells.flat_map(|cell| &cell.failures) {
-        eprintln!("failed transfer: {failure}");
-    }
-}
-
-fn print_boost(
-    options: &Options,
-    account: Option<BoostAccount>,
-    refused: Option<&str>,
-    cpu_shares: &BTreeMap<&'static str, Vec<f64>>,
-) {
-    if options.is_short {
-        return; // `result.json` has them
-    }
-    if let Some(account) = account {
-        println!("The boosted guest's account: {account:?}");
-    }
-    if let Some(why) = refused {
-        println!("Boost was refused, and its rows are without it: {why}");
-    }
-    for (path, shares) in cpu_shares {
-        println!("CPU shares, {path}: {shares:?} %");
     }
 }
 
@@ -552,7 +447,8 @@ impl Lab {
         self.vcpu_times.clear();
     }
 
-    /// See [`Report::cpu_shares`].
+    /// The guests' shares of the time that they had together, in percent, by path; where paths with
+    /// boost were measured, including the time until everything was paid back.
     fn cpu_shares(&self) -> BTreeMap<&'static str, Vec<f64>> {
         let share = |times: &Vec<Duration>| {
             let all: Duration = times.iter().sum();

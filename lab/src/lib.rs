@@ -24,7 +24,7 @@
 //! | [`peer`] | ends of connections in guests, over TCP or over their host |
 //! | [`scenario`] | the tests on real guests |
 //! | [`experiment`], [`progress`] | how arms are compared: rounds, samples, table, verdicts |
-//! | [`demo`], [`report`] | the comparison of paths |
+//! | [`demo`] | the comparison of paths |
 //! | [`demo_toe`] | sockets over the host compared with guest TCP |
 //! | [`hpcc`] | the HPC Challenge of processes in guests, by overlay and by TOE |
 //! | [`compare`] | congestion offload compared with Linux's own CUBIC, over one bottleneck |
@@ -60,7 +60,6 @@ pub mod passt;
 pub mod peer;
 pub mod process;
 pub mod progress;
-pub mod report;
 pub mod rundir;
 pub mod scenario;
 pub mod sched;

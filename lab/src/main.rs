@@ -8,14 +8,13 @@ use nightporter_lab::accel::Accel;
 use nightporter_lab::boosted;
 use nightporter_lab::compare::{self, Cell, Which};
 use nightporter_lab::crowd;
-use nightporter_lab::demo::{self, Options};
+use nightporter_lab::demo::{self, Direction, NetPath, Options};
 use nightporter_lab::demo_toe::{self, Between};
 use nightporter_lab::hpcc;
 use nightporter_lab::image::Image;
 use nightporter_lab::link::Link;
 use nightporter_lab::outside;
 use nightporter_lab::process;
-use nightporter_lab::report::{Direction, NetPath};
 use nightporter_lab::scenario;
 use nightporter_lab::sched::{Layout, Scheduler};
 

@@ -11,13 +11,12 @@ use serde::Serialize;
 
 use crate::accel::Accel;
 use crate::cpus::{Awake, Cores};
-use crate::demo::{GOLDEN, Lab, receiver};
+use crate::demo::{GOLDEN, Lab, NetPath, receiver};
 use crate::experiment::{Better, Cell, Experiment, Measure, Results, Rounds, Values, measure};
 use crate::image::{Image, log_dir};
 use crate::link::Link;
 use crate::process;
 use crate::progress::Progress;
-use crate::report::NetPath;
 use crate::rundir::RunDir;
 use crate::sched::{Competition, Layout, Scheduler};
 use crate::transfer::Upload;

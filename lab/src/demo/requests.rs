@@ -2,7 +2,6 @@
 //! is due, whether or not the one before was answered, and its time counts from then. And what the
 //! other guests lose meanwhile, in windows of a second.
 
-use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::thread;
@@ -11,12 +10,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use nightporter_guest::data::{self, Header, Service, fill, splitmix64};
 
-use super::rounds::GOLDEN;
-use super::{Lab, Options, RECEIVER, TRANSFER_LIMIT, receiver};
-use crate::experiment::shuffled;
-use crate::progress::Progress;
-use crate::report::NetPath;
-use crate::report::requests::{Asked, Requests};
+use super::measures::{ANSWER, LOSS, cell};
+use super::rounds::{GOLDEN, Record};
+use super::{Lab, NetPath, Options, RECEIVER, TRANSFER_LIMIT, receiver};
+use crate::experiment::{Values, shuffled};
 
 /// Bytes of a request, and of its answer.
 const BYTES: usize = 1000;
@@ -29,27 +26,38 @@ const WINDOW: Duration = Duration::from_secs(1);
 
 impl Lab {
     /// Measures `options.requests` of them over each path of uploads, in turns.
-    pub(super) fn ask(
-        &mut self,
-        options: &Options,
-        random: &mut u64,
-        progress: &mut Progress,
-    ) -> Result<Vec<Requests>> {
-        let mut asked: BTreeMap<NetPath, Asked> = BTreeMap::new();
+    pub(super) fn ask(&mut self, options: &Options, record: &mut Record<'_>) -> Result<()> {
+        let case = record.terms.requests(BYTES);
+        let paths = if options.requests > 0 { &*options.paths } else { &[] };
+        let cells: Vec<_> = paths.iter().map(|path| cell(case.clone(), *path)).collect();
+        record.results.expect(&cells);
         for visit in 0..options.requests.div_ceil(VISIT) {
-            for index in shuffled(options.paths.len(), random) {
-                let path = options.paths[index];
+            for index in shuffled(options.paths.len(), &mut record.random) {
+                let (path, cell) = (options.paths[index], &cells[index]);
+                if record.results.has(cell, visit * VISIT) {
+                    continue; // a run that was cut off had done it
+                }
                 let text = format!("requests of {BYTES} bytes over {path}");
-                progress.update(visit * VISIT, options.requests, &text);
-                let one = self.ask_once(path, splitmix64(random))?;
-                asked.entry(path).or_default().extend(one);
+                record.progress.update(visit * VISIT, options.requests, &text);
+                let seed = splitmix64(&mut record.random);
+                let (times, losses) = self.ask_once(path, seed)?;
+                for (what, list) in [(ANSWER, times), (LOSS, losses)] {
+                    let first = record.results.values(&case, path.name(), what).len();
+                    for (n, value) in list.into_iter().enumerate() {
+                        let of = vec![(what, value)];
+                        let values = Values { of, ..Values::default() };
+                        record.results.note(cell, first + n, values);
+                    }
+                }
             }
         }
-        Ok(asked.iter().filter_map(|(&path, all)| Requests::of(path, all, &asked)).collect())
+        Ok(())
     }
 
-    /// One connection. Its requests are spread evenly over the guests' cycle.
-    fn ask_once(&mut self, path: NetPath, seed: u64) -> Result<Asked> {
+    /// One connection. Its requests are spread evenly over the guests' cycle. From when each was
+    /// due until its answer was there, ms; and for each window of a second and each other guest,
+    /// what it got less of the core than an equal share, in percent of a second.
+    fn ask_once(&mut self, path: NetPath, seed: u64) -> Result<(Vec<f64>, Vec<f64>)> {
         self.select(path)?;
         let (world, to) = (&self.world, receiver(path));
         thread::scope(|scope| {
@@ -71,7 +79,7 @@ impl Lab {
             }
             let times = asking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             let times = times.with_context(|| format!("requests over {path}"))?;
-            Ok(Asked { times, losses })
+            Ok((times, losses))
         })
     }
 }

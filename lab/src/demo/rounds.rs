@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use nightporter_guest::data::splitmix64;
 
-use super::{Lab, Options, RECEIVER, sizes};
+use super::measures::{Cost, Terms, cell, values};
+use super::troubles::Trouble;
+use super::{Direction, Lab, NetPath, Options, RECEIVER, sizes};
 use crate::download::both;
-use crate::experiment::shuffled;
+use crate::experiment::{Cell, Results, shuffled};
 use crate::process::CpuUse;
 use crate::progress::Progress;
-use crate::report::requests::Requests;
-use crate::report::{Cell, Cost, Direction, NetPath, Sample, Trouble};
 use crate::sched::Scheduler;
 use crate::transfer::{Outcome, Upload};
 
@@ -29,17 +29,56 @@ const FAILURES_MAX: usize = 10;
 /// The golden section's fractional part.
 pub(crate) const GOLDEN: f64 = 0.618_033_988_749_895;
 
-/// The transfers of a case.
-#[derive(Debug, Default)]
-pub(super) struct Measured {
-    /// One way at a time.
-    pub(super) cells: Vec<Cell>,
-    /// Both ways at once: two of each path.
-    pub(super) both: Vec<Cell>,
-    /// Requests and answers.
-    pub(super) requests: Vec<Requests>,
+/// A case that is being measured.
+#[derive(Debug)]
+pub(super) struct Record<'a> {
+    pub(super) terms: Terms,
+    pub(super) results: &'a mut Results,
+    pub(super) progress: &'a mut Progress,
+    /// For payloads, moments and the order within a round.
+    pub(super) random: u64,
+    /// The sizes of each direction, in the order of the table.
+    pub(super) kinds: Vec<(Direction, usize)>,
     /// Complaints over each path of downloads.
     pub(super) troubles: Vec<Trouble>,
+    /// Transfers that did not come through.
+    failed: usize,
+}
+
+impl<'a> Record<'a> {
+    pub(super) fn new(
+        terms: Terms,
+        results: &'a mut Results,
+        progress: &'a mut Progress,
+        random: u64,
+    ) -> Self {
+        let (kinds, troubles, failed) = (Vec::new(), Vec::new(), 0);
+        Self { terms, results, progress, random, kinds, troubles, failed }
+    }
+
+    fn fail(&mut self, cell: &Cell, why: String) -> Result<()> {
+        eprintln!("failed transfer: {}, {}: {why}", cell.case, cell.arm);
+        self.failed += 1;
+        if self.failed > FAILURES_MAX {
+            bail!("too many failed transfers, the last over {}: {why}", cell.arm);
+        }
+        self.results.fail(cell, why);
+        Ok(())
+    }
+}
+
+/// One transfer of each round.
+#[derive(Debug, Clone, Copy)]
+struct Transfer {
+    direction: Direction,
+    path: NetPath,
+    bytes: usize,
+}
+
+impl Transfer {
+    fn cell(self, terms: Terms) -> Cell {
+        cell(terms.one_way(self.direction, self.bytes), self.path)
+    }
 }
 
 /// How much of one direction is measured at a time.
@@ -66,12 +105,7 @@ impl Options {
 }
 
 impl Lab {
-    pub(super) fn measure(
-        &mut self,
-        options: &Options,
-        progress: &mut Progress,
-    ) -> Result<Measured> {
-        let mut random = options.seed;
+    pub(super) fn measure(&mut self, options: &Options, record: &mut Record<'_>) -> Result<()> {
         let both_paths = options.both_paths();
         let for_both = match both_paths.as_slice() {
             [] => Duration::ZERO,
@@ -79,7 +113,6 @@ impl Lab {
         };
         let one_way = options.time - for_both;
         let share = one_way / u32::try_from(options.directions.len().max(1))?;
-        let mut all = Measured::default();
         for &direction in &options.directions {
             let bulk = direction == Direction::Up
                 && self.scheduler == Scheduler::Idle
@@ -87,23 +120,21 @@ impl Lab {
                 && options.sizes.is_none();
             let time = share.saturating_sub(if bulk { BULK_TIME } else { Duration::ZERO });
             let plan = Rounds { direction, most: options.transfers, time };
-            let sizes = sizes(direction, self.scheduler, options);
-            self.rounds(plan, &sizes, options, &mut random, progress, &mut all)?;
+            self.rounds(plan, &sizes(direction, self.scheduler, options), options, record)?;
             if bulk {
                 let most = options.transfers.min(BULK_ROUNDS);
                 let plan = Rounds { direction, most, time: BULK_TIME };
-                self.rounds(plan, &[BULK], options, &mut random, progress, &mut all)?;
+                self.rounds(plan, &[BULK], options, record)?;
             }
         }
         if !both_paths.is_empty() {
-            let plan = (options.transfers, for_both);
-            self.rounds_both_ways(plan, &both_paths, &mut random, progress, &mut all)?;
+            self.rounds_both_ways((options.transfers, for_both), &both_paths, record)?;
         }
-        all.requests = self.ask(options, &mut random, progress)?;
+        self.ask(options, record)?;
         // Nothing floods any more, and all is paid back.
         self.select(if self.world.daemon.is_some() { NetPath::Off } else { NetPath::Tap })?;
         self.selected = None;
-        Ok(all)
+        Ok(())
     }
 
     /// Rounds of one transfer for each path and size, at most so many and as long as there is time.
@@ -117,9 +148,7 @@ impl Lab {
         plan: Rounds,
         sizes: &[usize],
         options: &Options,
-        random: &mut u64,
-        progress: &mut Progress,
-        all: &mut Measured,
+        record: &mut Record<'_>,
     ) -> Result<()> {
         let Rounds { direction, most, time } = plan;
         let start = Instant::now();
@@ -127,12 +156,14 @@ impl Lab {
             Direction::Up => &options.paths,
             Direction::Down => &options.down_paths,
         };
-        let mut cells: Vec<Cell> = sizes
+        let transfers: Vec<Transfer> = sizes
             .iter()
-            .flat_map(|&bytes| paths.iter().map(move |&path| Cell::new(direction, path, bytes)))
+            .flat_map(|&bytes| paths.iter().map(move |&path| Transfer { direction, path, bytes }))
             .collect();
-        let firsts: Vec<f64> = sizes.iter().map(|_| fraction(random)).collect();
-        let mut failed = 0;
+        record.kinds.extend(sizes.iter().map(|&bytes| (direction, bytes)));
+        let names: Vec<Cell> = transfers.iter().map(|it| it.cell(record.terms)).collect();
+        record.results.expect(&names);
+        let firsts: Vec<f64> = sizes.iter().map(|_| fraction(&mut record.random)).collect();
         let at_a_time = match direction {
             Direction::Down if !options.full => DOWN_ROUNDS,
             _ => 1,
@@ -143,29 +174,27 @@ impl Lab {
             }
             let mut order = Vec::new(); // of rounds and cells
             for round in first..most.min(first + at_a_time) {
-                order.extend(shuffled(cells.len(), random).into_iter().map(|cell| (round, cell)));
+                let cells = shuffled(transfers.len(), &mut record.random);
+                order.extend(cells.into_iter().map(|cell| (round, cell)));
             }
             let path = |(_, cell): (usize, usize)| cell % paths.len();
             if direction == Direction::Down {
                 order.sort_by_key(|&which| place(path(which), paths.len(), visit)); // stable
             }
             for (at, &(round, index)) in order.iter().enumerate() {
-                let cell = &mut cells[index];
-                let text = format!("{} bytes {direction} over {}", cell.bytes, cell.path);
-                progress.update(seconds(start.elapsed()), seconds(time), &text);
+                let it = &transfers[index];
+                let text = format!("{} bytes {direction} over {}", it.bytes, it.path);
+                record.progress.update(seconds(start.elapsed()), seconds(time), &text);
                 let part = moment(firsts[index / paths.len()], round);
-                failed += usize::from(!self.one(cell, round, part, random)?);
-                if failed > FAILURES_MAX {
-                    bail!("too many failed transfers: {:?}", cells[index].failures);
-                }
+                self.one(it, round, part, record)?;
                 let path_index = path((round, index));
                 let last = order.get(at + 1).is_none_or(|&next| path(next) != path_index);
                 if direction == Direction::Down && last {
-                    self.note(paths[path_index], &mut all.troubles)?;
+                    self.note(paths[path_index], &mut record.troubles)?;
                 }
             }
+            record.results.keep()?;
         }
-        all.cells.extend(cells);
         Ok(())
     }
 
@@ -174,16 +203,10 @@ impl Lab {
         &mut self,
         (most, time): (usize, Duration),
         paths: &[NetPath],
-        random: &mut u64,
-        progress: &mut Progress,
-        all: &mut Measured,
+        record: &mut Record<'_>,
     ) -> Result<()> {
         let start = Instant::now();
-        let cells = paths.iter().flat_map(|&path| {
-            [Direction::Up, Direction::Down].map(|way| Cell::new(way, path, BOTH_BYTES))
-        });
-        let mut cells: Vec<Cell> = cells.collect();
-        let first = fraction(random);
+        let first = fraction(&mut record.random);
         for (visit, first_round) in (0..most).step_by(DOWN_ROUNDS).enumerate() {
             if visit > 0 && start.elapsed() > time {
                 break;
@@ -192,75 +215,82 @@ impl Lab {
             order.sort_by_key(|&path| place(path, paths.len(), visit));
             for index in order {
                 let text = format!("{BOTH_BYTES} bytes both ways over {}", paths[index]);
-                progress.update(seconds(start.elapsed()), seconds(time), &text);
-                let [up, down] = &mut cells[2 * index..][..2] else { unreachable!("two a path") };
+                record.progress.update(seconds(start.elapsed()), seconds(time), &text);
                 for round in first_round..most.min(first_round + DOWN_ROUNDS) {
-                    self.one_both_ways(up, down, (round, moment(first, round)), random)?;
+                    self.one_both_ways(paths[index], (round, moment(first, round)), record)?;
                 }
-                if up.failures.len() > FAILURES_MAX {
-                    bail!("too many failed transfers: {:?}", up.failures);
-                }
-                self.note(paths[index], &mut all.troubles)?;
+                self.note(paths[index], &mut record.troubles)?;
             }
+            record.results.keep()?;
         }
-        all.both.extend(cells);
         Ok(())
     }
 
-    /// One transfer that starts at this part of the guests' cycle; whether it came through.
-    fn one(&mut self, cell: &mut Cell, round: usize, part: f64, random: &mut u64) -> Result<bool> {
-        let seed = splitmix64(random);
-        let upload = (cell.direction == Direction::Up).then(|| Upload::new(cell.bytes, seed));
-        self.select(cell.path)?;
+    /// One transfer that starts at this part of the guests' cycle, unless an earlier run made it.
+    fn one(
+        &mut self,
+        it: &Transfer,
+        round: usize,
+        part: f64,
+        record: &mut Record<'_>,
+    ) -> Result<()> {
+        let (seed, cell) = (splitmix64(&mut record.random), it.cell(record.terms));
+        if record.results.has(&cell, round) {
+            return Ok(());
+        }
+        let upload = (it.direction == Direction::Up).then(|| Upload::new(it.bytes, seed));
+        self.select(it.path)?;
         let phase = self.cycle().mul_f64(part);
         let before = self.costs()?;
         self.wait_for(phase);
         let outcome = match &upload {
-            Some(upload) => self.send(cell.path, upload),
-            None => self.fetch(cell.path, cell.bytes, seed),
+            Some(upload) => self.send(it.path, upload),
+            None => self.fetch(it.path, it.bytes, seed),
         };
         match outcome {
             Ok(outcome) => {
                 let cost = self.cost_since(&before, &outcome)?;
-                cell.samples.push(Sample { round, phase, outcome, cost });
+                record.results.note(&cell, round, values(phase, &outcome, &cost));
+                Ok(())
             }
             Err(error) => {
                 self.check_alive()?;
-                cell.failures.push(format!("{}, {} bytes: {error:#}", cell.path, cell.bytes));
-                return Ok(false);
+                record.fail(&cell, format!("{error:#}"))
             }
         }
-        Ok(true)
     }
 
     /// The same both ways at once. Each way has the cost of both.
     fn one_both_ways(
         &mut self,
-        up: &mut Cell,
-        down: &mut Cell,
+        path: NetPath,
         (round, part): (usize, f64),
-        random: &mut u64,
+        record: &mut Record<'_>,
     ) -> Result<()> {
-        let (path, bytes, seed) = (up.path, up.bytes, splitmix64(random));
+        let ways = [Direction::Up, Direction::Down];
+        let cells = ways.map(|way| cell(record.terms.both_ways(way, BOTH_BYTES), path));
+        let seed = splitmix64(&mut record.random);
+        if record.results.has(&cells[0], round) {
+            return Ok(());
+        }
         self.select(path)?;
         let phase = self.cycle().mul_f64(part);
         let before = self.costs()?;
         self.wait_for(phase);
         let (guest, limit) = (super::receiver(path), super::TRANSFER_LIMIT);
-        match self.world.remote().enter(|| both(guest, bytes, seed, limit)) {
+        match self.world.remote().enter(|| both(guest, BOTH_BYTES, seed, limit)) {
             Ok(outcome) => {
                 let cost = self.cost_since(&before, &outcome.up)?;
-                up.samples.push(Sample { round, phase, outcome: outcome.up, cost });
-                down.samples.push(Sample { round, phase, outcome: outcome.down, cost });
+                for (cell, outcome) in cells.iter().zip([&outcome.up, &outcome.down]) {
+                    record.results.note(cell, round, values(phase, outcome, &cost));
+                }
+                Ok(())
             }
             Err(error) => {
                 self.check_alive()?;
-                let text = format!("{path}, {bytes} bytes both ways: {error:#}");
-                up.failures.push(text.clone());
-                down.failures.push(text);
+                cells.iter().try_for_each(|cell| record.fail(cell, format!("{error:#}")))
             }
         }
-        Ok(())
     }
 
     fn check_alive(&mut self) -> Result<()> {
@@ -287,11 +317,11 @@ impl Lab {
 
     fn cost_since(&mut self, before: &[CpuUse; 3], outcome: &Outcome) -> Result<Cost> {
         let after = self.costs()?;
-        let [vcpu, vmm, daemon] = [0, 1, 2].map(|i| after[i].time.saturating_sub(before[i].time));
+        let [time, vmm, daemon] = [0, 1, 2].map(|i| after[i].time.saturating_sub(before[i].time));
         let interrupts = outcome.guest_interrupts.saturating_sub(self.interrupts);
         self.interrupts = self.interrupts.max(outcome.guest_interrupts);
-        let vcpu_switches = after[0].switches.saturating_sub(before[0].switches);
-        Ok(Cost { interrupts, vcpu, vcpu_switches, vmm, daemon })
+        let switches = after[0].switches.saturating_sub(before[0].switches);
+        Ok(Cost { interrupts, vcpu: CpuUse { time, switches }, vmm, daemon })
     }
 }
 

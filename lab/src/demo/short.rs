@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::Options;
+use super::page::{Shown, is_sound, page, summary};
+use super::{Direction, NetPath, Options};
 use crate::image::source_root;
 use crate::link::Link;
-use crate::report::short::{is_sound, page, summary};
-use crate::report::{Direction, NetPath, Report};
 use crate::sched::Scheduler;
 
 /// Sizes of transfers in whole slices, and else.
@@ -107,11 +106,11 @@ fn busy_and_all() -> Option<(u64, u64)> {
 }
 
 /// Prints the summary and writes the page; whether nothing is wrong.
-pub(super) fn finish(reports: &[Report]) -> Result<bool> {
+pub(super) fn finish(cases: &[Shown<'_>]) -> Result<bool> {
     let path = source_root().join("target/demo/report.html");
     let dir = path.parent().context("a file has a directory")?;
     fs::create_dir_all(dir)?;
-    fs::write(&path, page(reports)).with_context(|| format!("writing {}", path.display()))?;
-    print!("{}", summary(reports));
-    Ok(is_sound(reports))
+    fs::write(&path, page(cases)).with_context(|| format!("writing {}", path.display()))?;
+    print!("{}", summary(cases));
+    Ok(is_sound(cases))
 }

@@ -1,7 +1,6 @@
 //! The sizes of transfers, in bytes.
 
-use super::{Options, short};
-use crate::report::Direction;
+use super::{Direction, Options, short};
 use crate::sched::Scheduler;
 
 pub(super) const SIZES: [usize; 4] = [10_000, 100_000, 1_000_000, 10_000_000];

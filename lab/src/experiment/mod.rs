@@ -47,19 +47,35 @@ pub(crate) struct Measure {
     pub(crate) unit: &'static str,
     /// Arms are compared with the first by it, if one way is better.
     pub(crate) better: Better,
-    /// The table tells one in a hundred too.
-    pub(crate) has_tail: bool,
+    /// The table's further lines.
+    pub(crate) also: Also,
+}
+
+/// Lines of the table below the median.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Also {
+    Nothing,
+    /// One in a hundred is at or above this.
+    Tail,
+    /// One in ten is at or below this, and at or above that; and the mean. Where times have two
+    /// peaks the median says which is higher and the mean what is paid.
+    Spread,
 }
 
 /// A measure.
 pub(crate) const fn measure(name: &'static str, unit: &'static str, better: Better) -> Measure {
-    Measure { name, unit, better, has_tail: false }
+    Measure { name, unit, better, also: Also::Nothing }
 }
 
 impl Measure {
     /// The same, with one in a hundred in the table.
     pub(crate) const fn with_tail(self) -> Self {
-        Self { has_tail: true, ..self }
+        Self { also: Also::Tail, ..self }
+    }
+
+    /// The same, with one in ten and the mean.
+    pub(crate) const fn with_spread(self) -> Self {
+        Self { also: Also::Spread, ..self }
     }
 }
 

@@ -36,6 +36,9 @@ pub(crate) struct ArmSamples {
     pub(crate) case: String,
     pub(crate) arm: String,
     pub(crate) samples: Vec<Sample>,
+    /// Why some could not be taken.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) failures: Vec<String>,
 }
 
 /// The file.
@@ -123,20 +126,34 @@ impl Results {
     pub(crate) fn expect(&mut self, cells: &[Cell]) {
         for cell in cells.iter().filter(|cell| self.arm(cell).is_none()).collect::<Vec<_>>() {
             let (case, arm) = (cell.case.clone(), cell.arm.clone());
-            self.file.arms.push(ArmSamples { case, arm, samples: Vec::new() });
+            let (samples, failures) = (Vec::new(), Vec::new());
+            self.file.arms.push(ArmSamples { case, arm, samples, failures });
         }
     }
 
-    /// A sample was taken.
+    /// A sample was taken, or more of one.
     pub(crate) fn note(&mut self, cell: &Cell, round: usize, values: Values) {
-        self.expect(std::slice::from_ref(cell));
         let of = values.of.into_iter().filter(|(_, value)| value.is_finite());
         let values_of = of.map(|(name, value)| (name.to_owned(), round3(value).into())).collect();
-        let sample = Sample { round, values: values_of, detail: values.detail };
+        let arm = self.arm_mut(cell);
+        match arm.samples.binary_search_by_key(&round, |sample| sample.round) {
+            Ok(at) => arm.samples[at].values.extend::<Map<String, Value>>(values_of),
+            Err(at) => {
+                let sample = Sample { round, values: values_of, detail: values.detail };
+                arm.samples.insert(at, sample);
+            }
+        }
+    }
+
+    /// A sample could not be taken, and the run goes on.
+    pub(crate) fn fail(&mut self, cell: &Cell, why: String) {
+        self.arm_mut(cell).failures.push(why);
+    }
+
+    fn arm_mut(&mut self, cell: &Cell) -> &mut ArmSamples {
+        self.expect(std::slice::from_ref(cell));
         let is_it = |arm: &&mut ArmSamples| arm.case == cell.case && arm.arm == cell.arm;
-        let arm = self.file.arms.iter_mut().find(is_it).expect("it is expected");
-        let at = arm.samples.partition_point(|before| before.round <= round);
-        arm.samples.insert(at, sample);
+        self.file.arms.iter_mut().find(is_it).expect("it is expected")
     }
 
     /// Writes what there is, so that a run that is cut off now can go on.
@@ -226,9 +243,17 @@ impl Results {
     /// The disk does not take it.
     pub(crate) fn finish(self) -> Result<bool> {
         println!("{}", self.table());
+        println!("All of it, with every sample: {}", self.path.display());
+        self.save()
+    }
+
+    /// The same without a word.
+    ///
+    /// # Errors
+    /// The disk does not take it.
+    pub(crate) fn save(self) -> Result<bool> {
         self.write(&self.path)?;
         let _ = fs::remove_file(self.unfinished()); // there is none if nothing was kept
-        println!("All of it, with every sample: {}", self.path.display());
         Ok(self.checks().iter().all(|check| check.verdict != Verdict::Broken))
     }
 }

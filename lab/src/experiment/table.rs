@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 
 use super::stats::{Quantiles, Ratio, percentile};
-use super::{Better, Measure, Results};
+use super::{Also, Better, Measure, Results};
 
 /// Arms side by side: with their names 80 columns.
 const ARMS: usize = 4;
@@ -49,12 +49,23 @@ impl Results {
             }
             let told = |value: &Option<Quantiles>| value.map_or("-".to_owned(), |q| digits(q.p50));
             line(out, &name(measure), values.iter().map(told));
-            if measure.has_tail {
-                let tail = |(arm, _): &(&str, usize)| {
-                    let values = self.values(case, arm, measure.name);
-                    percentile(&values, 990).map_or("-".to_owned(), digits)
-                };
-                line(out, "    one in a hundred", arms.iter().map(tail));
+            match measure.also {
+                Also::Nothing => {}
+                Also::Tail => {
+                    let tail = |(arm, _): &(&str, usize)| {
+                        let values = self.values(case, arm, measure.name);
+                        percentile(&values, 990).map_or("-".to_owned(), digits)
+                    };
+                    line(out, "    one in a hundred", arms.iter().map(tail));
+                }
+                Also::Spread => {
+                    let of = |of: fn(&Quantiles) -> String| {
+                        move |it: &Option<Quantiles>| it.as_ref().map_or("-".to_owned(), of)
+                    };
+                    let tenths = |q: &Quantiles| format!("{}-{}", digits(q.p10), digits(q.p90));
+                    line(out, "    all but two in ten", values.iter().map(of(tenths)));
+                    line(out, "    mean", values.iter().map(of(|q| digits(q.mean))));
+                }
             }
             let gains: Vec<Option<Ratio>> =
                 arms.iter().map(|(arm, _)| self.gain(case, arm, first, measure)).collect();
