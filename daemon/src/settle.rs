@@ -4,8 +4,8 @@
 //! Frames of VMs with taps pass plain meanwhile, but a guest still lacks bytes that its remote
 //! believes delivered. So this process takes the arena and attaches the taps of the configuration
 //! file, and then it is a daemon that stops: it promises nothing, gives guests what they are owed,
-//! and after [`LIMIT`] resets the connections that are left. Flows of other VMs stay in the arena
-//! as they are, for the next daemon.
+//! and after [`LIMIT`] resets the connections that are left. Flows of other VMs, and of those whose
+//! taps are not there, stay in the arena as they are, for the next daemon.
 //!
 //! A daemon that starts has priority: it says that it waits for the arena, and this process ends
 //! after its turn, as after a kill.

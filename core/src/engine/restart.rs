@@ -36,8 +36,8 @@ impl Engine<'_> {
         self.restart(now, false).0
     }
 
-    /// Like [`Self::handle_restart`] for the VMs on wires that have ports here. The flows of others
-    /// stay in the arena as they are, for the next process; how many those are.
+    /// Like [`Self::handle_restart`] for VMs whose wires are there. The flows of others stay in the
+    /// arena as they are, for the next process; how many those are.
     pub fn handle_restart_on_wires(&mut self, now: Instant) -> (Restarted, usize) {
         self.restart(now, true)
     }
@@ -48,7 +48,7 @@ impl Engine<'_> {
         for mut found in recover(&mut self.common.arena) {
             let record = found.record;
             let port = self.port_of(&record);
-            if on_wires && port.is_none_or(|port| self.wire_of(port).is_none()) {
+            if on_wires && !port.is_some_and(|port| self.has_wire(port)) {
                 left += 1;
                 continue; // its pages are the record's
             }
@@ -91,6 +91,11 @@ impl Engine<'_> {
             }
         }
         (restarted, left)
+    }
+
+    /// Whether a VM is on a wire, which is there.
+    fn has_wire(&self, port: PortId) -> bool {
+        self.port(port).is_some_and(|port| port.wire.is_some() && port.features.is_some())
     }
 
     /// A flow goes on in the name of the guest of `port`, which is awaited. `false`: it cannot, and

@@ -402,12 +402,12 @@ fn life_09_a_guest_that_has_said_no_more_than_its_syn_and_is_owed_nothing_is_lef
     assert!(w.flow(0, |_| ()).is_none());
 }
 
-/// The settling run between two daemons is about wires alone.
+/// The settling run between two daemons is about wires that are there.
 #[test]
 fn life_17_a_settling_run_leaves_flows_of_others_to_the_next_daemon() {
-    for wire in [false, true] {
+    for (wire, is_there) in [(false, false), (true, false), (true, true)] {
         let setup = Setup { wire, ..Setup::new() };
-        let found = usize::from(wire);
+        let found = usize::from(is_there);
         let settle = |w: &World<'_>| w.engine(|e, now| e.handle_restart_on_wires(now));
         let mut memory = vec![0_u64; setup.memory_len() / 8];
         {
@@ -420,6 +420,9 @@ fn life_17_a_settling_run_leaves_flows_of_others_to_the_next_daemon() {
         }
         for _ in 0..2 {
             let w = setup.reopens_in(memory.as_mut_bytes());
+            if !is_there {
+                w.set_features(GUEST, None);
+            }
             let (r, _g) = w.pair(&setup);
             w.set_lenient(0, true);
             assert_eq!(settle(&w), (Restarted { resumed: found, reset: 0 }, 1 - found));

@@ -156,6 +156,15 @@ fn life_17_a_daemon_that_starts_takes_over_from_a_settling_run() {
     Street::run(|street| {
         let dir = Dir::new();
         owes(&street, start(&dir, &vm()));
+        // As long as the tap is not there, no run does anything.
+        let rename = |from: &str, to: &str| {
+            ip(&format!("link set {from} down"));
+            ip(&format!("link set {from} name {to}"));
+            ip(&format!("link set {to} up"));
+        };
+        rename("vm0", "away");
+        ends_well(settles(&dir));
+        rename("away", "vm0");
         let settling = settles(&dir);
         is_asked(&street);
         let host = start(&dir, &vm());
