@@ -742,7 +742,10 @@ mod tests {
         while stream.waiting() <= ANSWERS_MAX {
             stream.say(NOW, &message(Kind::Credit { edge: 1 }), None).unwrap();
         }
+        assert!(!streams.is_overfull(id), "it ends anyway");
         assert!(streams.retire(NOW, id));
+        streams.get_mut(id).unwrap().closes = false;
+        assert!(streams.is_overfull(id));
     }
 
     #[test]
