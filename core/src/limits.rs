@@ -431,6 +431,10 @@ pub const HALF_OPEN_REPEATS: u32 = 4;
 pub const HALF_OPEN_INTERVAL: Duration = Duration::from_secs(1);
 /// Entries of one source whose SYN-ACK is repeated (ACC-15): of forged SYNs its owner gets no more.
 pub const HALF_OPEN_REPEATED_PER_SOURCE: usize = 3;
+/// A cookie is good for the rest of such a period and the next one (ACC-15).
+pub const COOKIE_PERIOD: Duration = Duration::from_secs(64);
+/// ACKs of nothing are tried as cookies for so long after the last one was given (ACC-15).
+pub const COOKIES_TRIED: Duration = Duration::from_secs(128);
 /// H's SYN for G is repeated so many times by the wall clock, first after [`OPENING_INTERVAL`],
 /// then after twice as long each time: 1, 2, 4, 8 and 16 s (ACC-09), as Linux does
 /// (`tcp_syn_retries`).

@@ -74,6 +74,9 @@ pub struct Settled {
 pub enum Unfit {
     /// R was granted timestamps, and G's segments have none: they cannot grow (COM-15).
     NoTimestamps,
+    /// It shows a clock of 0, as some do although their clock stands elsewhere (INV-08): R could
+    /// take the next one for old (ACC-12).
+    NoClock,
     /// It offers what the SYN did not: it answers another one.
     More,
 }
@@ -89,7 +92,8 @@ impl Grant {
         server: &Offered,
         beginning: Beginning,
     ) -> Option<Self> {
-        if !may_be_answered(ip, tcp) || server.syn_ack.bits & STRANGE != 0 {
+        let is_strange = server.syn_ack.bits & STRANGE != 0 || hides_clock(&server.syn_ack);
+        if !may_be_answered(ip, tcp) || is_strange {
             return None;
         }
         let (mut of_net, last) = (SynInfo::learn(now, tcp, ip.version), server.syn_ack);
@@ -118,6 +122,48 @@ impl Grant {
             window_shown: server.window,
             lower_shown: server.lower,
         })
+    }
+
+    /// The grant that a cookie has brought back with a segment of R, from which `ip` and `tcp` were
+    /// read. The window of its SYN is forgotten; this segment's is newer.
+    pub(super) fn remembered(
+        ip: &Ip,
+        tcp: &Tcp,
+        of_net: SynInfo,
+        shown: SynInfo,
+        server: &Offered,
+    ) -> Self {
+        let scale = of_net.window_scale;
+        let shift = if scale == SynInfo::NO_SCALE { 0 } else { scale };
+        Self {
+            of_net,
+            window_of_net: u16::try_from(u32::from(tcp.window) << shift).unwrap_or(u16::MAX),
+            lower_of_net: Lower::of(ip),
+            has_mss: true,
+            shown,
+            window_shown: server.window,
+            lower_shown: server.lower,
+        }
+    }
+
+    /// Nothing is granted that has to be remembered, but for R's segment size.
+    pub(super) const fn without_options(mut self) -> Self {
+        (self.of_net.bits, self.shown.bits) = (0, 0);
+        (self.of_net.window_scale, self.shown.window_scale) =
+            (SynInfo::NO_SCALE, SynInfo::NO_SCALE);
+        self
+    }
+
+    /// R is sent segments of this size.
+    pub(super) const fn with_mss_of_net(mut self, mss: u16) -> Self {
+        self.of_net.mss = mss;
+        self
+    }
+
+    /// The same with these numbers.
+    pub(super) const fn numbered(mut self, beginning: Beginning) -> Self {
+        (self.shown.isn, self.shown.tsval) = (beginning.isn, beginning.clock);
+        self
     }
 
     /// R's offers that were granted.
@@ -205,6 +251,9 @@ impl Grant {
         if lacks & SynInfo::HAS_TIMESTAMPS != 0 {
             return Err(Unfit::NoTimestamps);
         }
+        if hides_clock(g) {
+            return Err(Unfit::NoClock);
+        }
         let shift = |syn: &SynInfo, there: bool| if there { syn.window_scale } else { 0 };
         let translation = Translation {
             seq: shown.isn - g.isn,
@@ -228,6 +277,11 @@ fn may_be_answered(ip: &Ip, tcp: &Tcp) -> bool {
         && !ip.options
         && options.understood()
         && !options.tfo
+}
+
+/// It has timestamps, and its own says nothing of its clock.
+const fn hides_clock(syn: &SynInfo) -> bool {
+    syn.bits & SynInfo::HAS_TIMESTAMPS != 0 && syn.tsval == 0
 }
 
 /// The flags of an offer of ECN, or of its acceptance.

@@ -183,7 +183,7 @@ const _: () = assert!(HALF_OPEN_MAX * (size_of::<Waiting>() + 8) <= 52 << 10);
 fn completes(grant: &Grant, tcp: &Tcp) -> bool {
     let (first, shown) = (grant.of_net().isn + 1, grant.shown());
     let window = i32::from(grant.window_shown());
-    let fits = (0..window).contains(&tcp.seq.after(first));
+    let fits = (0..window.max(1)).contains(&tcp.seq.after(first));
     let clock = grant.has_timestamps().then_some(shown.tsval);
     let echoes = tcp.options.timestamps.map(|ts| ts.tsecr) == clock;
     let is_current = |tsval: u32| Seq(tsval).ge(Seq(grant.of_net().tsval));

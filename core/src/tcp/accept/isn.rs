@@ -10,7 +10,7 @@ use crate::wire::seq::Seq;
 /// four microseconds.
 const ISN_TICK_NS: u64 = 4000;
 /// Bytes of a connection's name: addresses, VLANs, ports.
-const NAME_LEN: usize = 16 + 16 + 8 + 2 + 2 + 2;
+pub(super) const NAME_LEN: usize = 16 + 16 + 8 + 2 + 2 + 2;
 
 /// H's own key. It is unpredictable to remotes and to guests, and no other table's.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +41,7 @@ impl IsnKey {
 }
 
 /// All that tells one connection from another at one guest port.
-fn name(key: &FlowKey) -> [u8; NAME_LEN] {
+pub(super) fn name(key: &FlowKey) -> [u8; NAME_LEN] {
     let mut name = [0; NAME_LEN];
     let mut rest = &mut name[..];
     let ports = [key.port, key.g_port, key.r_port].map(u16::to_le_bytes);

@@ -19,6 +19,9 @@ use crate::tcp::accept::grant::Offered;
 use crate::time::Instant;
 use crate::wire::packet::IpAddr16;
 
+/// The last four connections of a port, as [`Port::begun`] has them.
+const BEGUN_BY_NET: u8 = 0b1111;
+
 /// A server of a VM.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Server {
@@ -93,6 +96,8 @@ struct Port {
     /// run lately.
     run: (u64, u32),
     most: (u32, Instant),
+    /// For each of the last connections a bit, the newest lowest: R's data began it.
+    begun: u8,
     /// Connections that H has accepted and G has not.
     waiting: u32,
     /// The last refusal: where, and when.
@@ -176,6 +181,7 @@ impl Learned {
             used: now,
             run: (0, 0),
             most: (0, now),
+            begun: 0,
             waiting: 0,
             refused: None,
             condemned_until: now,
@@ -215,6 +221,21 @@ impl Learned {
                 self.known.insert(place, known);
             }
         }
+    }
+
+    /// The first data of a connection comes, from R or from G.
+    pub fn on_begun(&mut self, server: Server, by_net: bool) {
+        if let Some(port) = self.ports.iter_mut().find(|port| port.server == server) {
+            port.begun = port.begun << 1 | u8::from(by_net);
+        }
+    }
+
+    /// The last connections began with R's data, so a client is not left waiting for a server that
+    /// has not got its third ACK, of which a cookie remembers nothing (ACC-15).
+    #[must_use]
+    pub fn may_give_cookies(&self, server: Server) -> bool {
+        let mut ports = self.ports.iter();
+        ports.any(|port| port.server == server && port.begun & BEGUN_BY_NET == BEGUN_BY_NET)
     }
 
     /// H has accepted a connection for G, which has yet to do so.

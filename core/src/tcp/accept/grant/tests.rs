@@ -153,6 +153,20 @@ fn acc_05_a_guest_that_answers_with_less_is_adapted_to_but_for_timestamps() {
 }
 
 #[test]
+fn acc_12_a_clock_of_zero_is_none() {
+    let silent = |info: SynInfo| SynInfo { tsval: 0, ..info };
+    let (ip, tcp) = read(&frame(&v4_segment(b""), ALL - 1, false));
+    for (choice, is_answered) in [(ALL - 1, false), (ALL - 2, true)] {
+        let mut server = offered(choice);
+        server.syn_ack = silent(server.syn_ack);
+        let answer = Grant::of(NOW, &ip, &tcp, &server, BEGINNING);
+        assert_eq!(answer.is_some(), is_answered, "without timestamps it does not matter");
+    }
+    let answer = silent(info(&frame(&v4_segment(b""), ALL - 1, true)));
+    assert_eq!(grant(ALL - 1, &offered(ALL - 1)).settle(&answer), Err(Unfit::NoClock));
+}
+
+#[test]
 fn acc_14_a_guest_that_answers_with_more_answers_another_syn() {
     let answers = |choice| info(&frame(&v4_segment(b""), choice, true));
     let grant = grant(1 + 2, &offered(ALL - 1));

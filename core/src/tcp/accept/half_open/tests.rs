@@ -1,6 +1,7 @@
 //! Segments of R while H waits for its third ACK, and the repetitions of H's answer.
 
 use super::*;
+use crate::tcp::accept::grant::Offered;
 use crate::tcp::accept::grant::tests::{ALL, BEGINNING, NOW, grant, offered, read};
 use crate::time::Duration;
 use crate::wire::packet::{IpAddr16, IpVersion, TcpFlags, Timestamps};
@@ -56,6 +57,15 @@ fn acc_03_the_third_ack_completes_it_or_data_in_its_place() {
         assert_eq!(all.len(), 1, "it is a flow now");
         assert!(matches!(reply(&mut all, &s), Reply::ForGuest), "and no SYN any more");
     }
+}
+
+#[test]
+fn acc_03_the_third_ack_is_in_a_shut_window_too() {
+    let shut = Offered { window: 0, ..offered(ALL - 1) };
+    let mut all = half_open(&[Entry { grant: grant(ALL - 1, &shut), ..entry(1, 1) }]);
+    let next = Segment { seq: Seq(3), ..third_ack() };
+    assert!(matches!(reply(&mut all, &next), Reply::Nothing));
+    assert!(matches!(reply(&mut all, &third_ack()), Reply::Completes(_)));
 }
 
 #[test]

@@ -221,6 +221,18 @@ fn acc_10_as_many_wait_as_the_guest_lately_completed_in_one_run() {
 }
 
 #[test]
+fn acc_15_cookies_are_for_servers_whose_last_four_clients_spoke_first() {
+    let mut learned = accepted(&[alice()]);
+    let mut begun = |by_net: bool| {
+        learned.on_begun(SERVER, by_net);
+        learned.may_give_cookies(SERVER)
+    };
+    assert_eq!([true; 5].map(&mut begun), [false, false, false, true, true]);
+    assert_eq!([false, true, true, true, true].map(&mut begun), [false, false, false, false, true]);
+    assert!(!learned.may_give_cookies(Server { port: 25, ..SERVER }));
+}
+
+#[test]
 fn the_tables_are_bounded_and_the_oldest_source_goes_first() {
     let source = |n: u16| v4(10, 0, n.to_be_bytes()[0], n.to_be_bytes()[1]);
     let mut learned = accepted(&[alice()]);
