@@ -6,7 +6,6 @@
 //! "Decisions"). Toward G the edge is R's own. With congestion offload the host may lend a mebibyte
 //! more (FLOOD-14), and keeps its promise for the room that G has used.
 
-use nightporter_core::limits::REFUSED_RUNNING;
 use nightporter_core::time::{Duration, Instant};
 
 use super::Ensure;
@@ -19,6 +18,8 @@ const AHEAD: u64 = 1 << 20;
 /// A host that has asked an R without room, or repeated to one that is silent, five times at
 /// intervals that double, may leave it to its guest (FLOOD-12, FLOOD-23, FLOOD-32).
 const STOOD_LONG: Duration = Duration::from_secs(5);
+/// So may one whose guest takes nothing (SNOOP-32).
+const GUEST_REFUSES: Duration = Duration::from_secs(120);
 
 /// Reasons why an edge may move left.
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +51,7 @@ pub(crate) fn on_in(h: &mut History, at: Instant) {
     h.rules.right_edge.stands = (acked, if stands { since } else { at }, end <= acked);
     let (taken, sent) = (h.end(Side::G).acked, h.end(Side::R).end);
     let edges = &mut h.rules.right_edge;
-    edges.forgotten |= at.since(edges.taken.1) >= REFUSED_RUNNING;
+    edges.forgotten |= at.since(edges.taken.1) >= GUEST_REFUSES;
     if taken > edges.taken.0 || sent <= taken {
         edges.taken = (taken, at);
     }
