@@ -12,7 +12,8 @@
 //! content nobody is told anything, but the next arena is made of it.
 //!
 //! A process that waits for the flock says so by a lock of the file's first byte, which has nothing
-//! to do with the flock: one that can do without the arena (`settle`) gives it up then.
+//! to do with the flock: one that can do without the arena (`settle`) gives it up then. That one
+//! has locked the second byte, so that others know that it will.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -149,11 +150,24 @@ fn file_len() -> usize {
     Arena::layout_len(PLACES.records, PLACES.pages)
 }
 
-/// The size of the arena that a daemon has left at `path`. `None`: there is none of this version,
-/// or a daemon has it.
+/// An arena without a daemon. As long as this is held, a daemon that starts waits for whoever has
+/// the arena.
+#[derive(Debug)]
+pub struct Left {
+    /// Its size.
+    pub size: ArenaSize,
+    _second_byte: File,
+}
+
+/// The arena that a daemon has left at `path`. `None`: there is none of this version, or a daemon
+/// has it.
 #[must_use]
-pub fn left_at(path: &Path) -> Option<ArenaSize> {
-    size_left(&*Flock::lock(File::open(path).ok()?, FlockArg::LockSharedNonblock).ok()?)
+pub fn left_at(path: &Path) -> Option<Left> {
+    let file = Flock::lock(File::open(path).ok()?, FlockArg::LockSharedNonblock).ok()?;
+    let size = size_left(&file)?;
+    let file = file.unlock().ok()?;
+    fcntl(&file, FcntlArg::F_OFD_SETLK(&SETTLES)).ok()?;
+    Some(Left { size, _second_byte: file })
 }
 
 /// Opens the arena at `path`, or makes one of `size`. The records of a predecessor are kept, and
@@ -258,13 +272,20 @@ fn lock_once(path: &Path, new: bool) -> Result<Flock<File>, ArenaFileError> {
         return not_ours("it has more than one hard link");
     }
     let mut file = file;
-    for _ in 0..TRIES {
+    for tries in 0..TRIES_WHILE_SETTLING {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => return Ok(lock),
+            Ok(lock) => {
+                // It waits no longer, and others may.
+                let _ = fcntl(&*lock, FcntlArg::F_OFD_SETLK(&NOT_WAITING));
+                return Ok(lock);
+            }
             // A daemon that was just killed has it until the kernel has taken its memory apart.
             Err((unlocked, Errno::EWOULDBLOCK)) => {
                 // Errors: another one waits, too.
                 let _ = fcntl(&unlocked, FcntlArg::F_OFD_SETLK(&FIRST_BYTE));
+                if tries >= TRIES && !is_settled(&unlocked) {
+                    break;
+                }
                 file = unlocked;
             }
             Err((_, e)) => return Err(ArenaFileError::Io(path.into(), e.into())),
@@ -274,11 +295,21 @@ fn lock_once(path: &Path, new: bool) -> Result<Flock<File>, ArenaFileError> {
     Err(ArenaFileError::InUse(path.into()))
 }
 
+/// A run that settles has the arena, and makes way once it has attached its taps.
+fn is_settled(file: &File) -> bool {
+    let mut found = libc::flock { l_start: SETTLES.l_start, ..FIRST_BYTE };
+    let asked = fcntl(file, FcntlArg::F_OFD_GETLK(&mut found));
+    asked.is_ok() && i32::from(found.l_type) != libc::F_UNLCK
+}
+
 /// For the lock, two seconds.
 const TRIES: usize = 40;
+/// For that of a run that settles, a minute: 250 taps take their time.
+const TRIES_WHILE_SETTLING: usize = 1200;
 const BETWEEN_TRIES: Duration = Duration::from_millis(50);
 
-/// The lock of a process that waits for the flock (fcntl_locking(2)), until it closes the file.
+/// The lock of a process that waits for the flock (fcntl_locking(2)), until it has that or closes
+/// the file.
 const FIRST_BYTE: libc::flock = libc::flock {
     l_type: 1,   // F_WRLCK
     l_whence: 0, // SEEK_SET
@@ -286,6 +317,10 @@ const FIRST_BYTE: libc::flock = libc::flock {
     l_len: 1,
     l_pid: 0,
 };
+
+const NOT_WAITING: libc::flock = libc::flock { l_type: 2, ..FIRST_BYTE }; // F_UNLCK
+/// The lock of a run that settles, which has opened the file to read (F_RDLCK).
+const SETTLES: libc::flock = libc::flock { l_type: 0, l_start: 1, ..FIRST_BYTE };
 
 /// Only the owner of a file in such a directory may rename or remove it (inode(7), `S_ISVTX`).
 const STICKY: u32 = 0o1000;

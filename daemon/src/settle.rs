@@ -53,8 +53,8 @@ pub fn settling(config: &Config) -> Option<Config> {
 /// # Errors
 /// Everything that keeps it from starting, or one error of the running worker.
 pub fn settle(config: &Config, source: Source, sandbox: &Sandbox) -> Result<(), Vec<StartError>> {
-    let Some(size) = arena_file::left_at(&config.daemon.arena) else { return Ok(()) };
-    let (mut daemon, arena) = start(config, source, sandbox, None, Some(size))?;
+    let Some(before) = arena_file::left_at(&config.daemon.arena) else { return Ok(()) };
+    let (mut daemon, arena) = start(config, source, sandbox, None, Some(before.size))?;
     let worker = &mut daemon.worker;
     let (Restarted { resumed, reset }, left) = worker.settle(LIMIT);
     let is_wanted = || arena.is_wanted();

@@ -122,6 +122,54 @@ fn a_daemon_that_is_just_ending_is_waited_for() {
 }
 
 #[test]
+fn a_run_that_settles_is_waited_for_however_long_its_taps_take() {
+    let dir = Dir::new("settles");
+    assert!(left_at(&dir.path()).is_none());
+    let first = open(&dir.path(), SMALL).unwrap();
+    assert!(left_at(&dir.path()).is_none(), "its daemon is there");
+    end(first.0, first.1);
+    let left = left_at(&dir.path()).unwrap();
+    assert_eq!(left.size, SMALL);
+    let settles = open(&dir.path(), SMALL).unwrap();
+    let path = dir.path();
+    let (end_of_wait, waits) = std::sync::mpsc::channel();
+    let starts = std::thread::spawn(move || {
+        let opened = open(&path, SMALL).map(drop);
+        end_of_wait.send(()).unwrap();
+        opened
+    });
+    let longer = BETWEEN_TRIES * u32::try_from(TRIES + 10).unwrap();
+    assert!(waits.recv_timeout(longer).is_err());
+    end(settles.0, settles.1);
+    starts.join().unwrap().unwrap();
+}
+
+#[test]
+fn one_that_has_waited_is_told_of_others_that_wait() {
+    let dir = Dir::new("wanted");
+    let waits = || {
+        let path = dir.path();
+        std::thread::spawn(move || open(&path, SMALL))
+    };
+    let first = open(&dir.path(), SMALL).unwrap();
+    assert!(!first.1.is_wanted());
+    let second = waits();
+    while !first.1.is_wanted() {
+        std::thread::yield_now();
+    }
+    end(first.0, first.1);
+    let second = second.join().unwrap().unwrap();
+    assert!(!second.1.is_wanted());
+    let third = waits();
+    while !third.is_finished() && !second.1.is_wanted() {
+        std::thread::yield_now();
+    }
+    assert!(second.1.is_wanted());
+    end(second.0, second.1);
+    third.join().unwrap().unwrap();
+}
+
+#[test]
 fn an_arena_that_its_daemon_removes_as_it_ends_is_not_taken_over() {
     let dir = Dir::new("removed");
     let first = open(&dir.path(), SMALL).unwrap();
