@@ -15,15 +15,13 @@ pub(crate) struct Origin {
     cpu: String,
     cores: usize,
     profile: String,
-    /// When this program was built, seconds since 1970.
+    /// When the newest of our programs was built, seconds since 1970.
     built_at: u64,
 }
 
 impl Origin {
     /// Of this process.
     pub(super) fn here() -> Result<Self> {
-        let program = std::env::current_exe()?;
-        let built = fs::metadata(&program)?.modified()?.duration_since(UNIX_EPOCH)?;
         let cpus = fs::read_to_string("/proc/cpuinfo").context("the CPU's name")?;
         let cpu = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
         Ok(Self {
@@ -31,9 +29,24 @@ impl Origin {
             cpu: cpu.map_or_else(|| "unknown".to_owned(), |(_, name)| name.to_owned()),
             cores: available_parallelism()?.get(),
             profile: profile()?,
-            built_at: built.as_secs(),
+            built_at: built_at()?,
         })
     }
+}
+
+/// Of this program, and of those beside it that it starts.
+fn built_at() -> Result<u64> {
+    let program = std::env::current_exe()?;
+    let dir = program.parent().context("the program has a directory")?;
+    let mut newest = 0;
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with("nightporter") {
+            let built = entry.metadata()?.modified()?.duration_since(UNIX_EPOCH)?;
+            newest = newest.max(built.as_secs());
+        }
+    }
+    Ok(newest)
 }
 
 /// The host's kernel.

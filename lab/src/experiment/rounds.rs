@@ -53,7 +53,7 @@ impl Results {
     /// `one` gets the number of the cell and of the round.
     ///
     /// # Errors
-    /// A sample could not be taken or kept. Those before it are kept.
+    /// A sample could not be taken or kept. Those of the rounds before are kept.
     pub(crate) fn rounds(
         &mut self,
         cells: &[Cell],
