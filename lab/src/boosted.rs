@@ -128,7 +128,7 @@ pub fn run(options: &Options) -> Result<bool> {
 fn judge(results: &mut Results) {
     let shares = |results: &Results, count| {
         let share = |vm| results.quantiles(&case(count), &arm(vm), SHARE).map_or(0.0, |q| q.mean);
-        [0, 1, 2].map(share)
+        std::array::from_fn::<_, VMS, _>(share)
     };
     let tail = |results: &Results, count| {
         percentile(&results.values(&case(count), WORKER, ECHO), 990).unwrap_or_default()

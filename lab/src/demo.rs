@@ -154,6 +154,8 @@ pub fn run(options: &Options) -> Result<bool> {
         cases.push(case);
     }
     progress.clear();
+    let checks: Vec<Check> = cases.iter().flat_map(|case| case.checks(&results)).collect();
+    checks.into_iter().for_each(|check| results.check(check));
     let machine = format!("{accel} on {} cores", cores.others.len() + 1);
     if options.is_short {
         let shown = |case| Case::shown(case, &results, &machine);
@@ -163,8 +165,6 @@ pub fn run(options: &Options) -> Result<bool> {
         results.save()?;
         return Ok(is_sound);
     }
-    let checks: Vec<Check> = cases.iter().flat_map(|case| case.checks(&results)).collect();
-    checks.into_iter().for_each(|check| results.check(check));
     println!("{LEGEND}");
     cases.iter().for_each(|case| println!("{}", case.told));
     results.finish()

@@ -116,10 +116,15 @@ impl Measured<'_> {
         self.results.arms(case).filter_map(|arm| NetPath::named(&arm.arm)).collect()
     }
 
-    /// Transfers that arrived whole, and all.
+    /// Transfers of a case that arrived whole, and all.
     pub(super) fn whole(self, case: &str) -> (usize, usize) {
+        self.paths(case).into_iter().map(|path| self.whole_by(case, path)).fold((0, 0), add)
+    }
+
+    /// The same by one path.
+    pub(super) fn whole_by(self, case: &str, path: NetPath) -> (usize, usize) {
         let mut sum = (0, 0);
-        for arm in self.results.arms(case) {
+        for arm in self.results.arms(case).filter(|arm| arm.arm == path.name()) {
             let whole = arm.samples.iter().filter_map(|sample| sample.value(WHOLE));
             sum.0 += whole.filter(|whole| *whole == 1.0).count();
             sum.1 += arm.samples.len() + arm.failures.len();

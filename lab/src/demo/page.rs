@@ -205,10 +205,12 @@ pub(super) fn page(cases: &[Shown<'_>]) -> String {
             for (path, ratio) in [tap].into_iter().chain(others) {
                 let [connect, acked, delivered] = [CONNECT, ACKED, DELIVERED.name]
                     .map(|time| case.median(&line.case, path, time));
+                let (right, tried) = case.measured.whole_by(&line.case, path);
                 let _ = writeln!(
                     out,
                     "<tr><td>{} {}<td>{path}<td>{connect}<td>{acked}<td>{delivered}\
-                     <td>{:.2} [{:.2}, {:.2}]<td><div style=\"width:{:.0}px\"></div>",
+                     <td>{:.2} [{:.2}, {:.2}]<td><div style=\"width:{:.0}px\"></div>\
+                     <td>{right}/{tried}",
                     size(line.bytes),
                     line.direction,
                     ratio.ratio,
@@ -234,7 +236,7 @@ background:#47a}</style>\n<h1>What Nightporter gains</h1>\n<p>Three real guests 
 of them receives (up) and sends (down). Medians, in ms; in brackets the 95 % interval.</p>\n";
 
 const TABLE: &str = "<table><tr><th>transfer<th>path<th>connect<th>acked<th>delivered\
-<th>times faster than tap<th>";
+<th>times faster than tap<th><th>hashes";
 
 #[cfg(test)]
 mod tests;

@@ -47,7 +47,7 @@ struct File {
     experiment: String,
     origin: Origin,
     settings: Value,
-    /// Arms of a case stand together, in the order of their first samples' cells.
+    /// In the order in which they were expected, or had their first samples.
     arms: Vec<ArmSamples>,
     /// Facts about a case besides.
     about: Map<String, Value>,
@@ -80,7 +80,8 @@ impl Results {
         let mut it = Self { measures: experiment.measures, path: experiment.path(), file };
         if let Some(before) = it.read_unfinished() {
             let count: usize = before.arms.iter().map(|arm| arm.samples.len()).sum();
-            eprintln!("goes on with {count} samples of {}", it.unfinished().display());
+            let path = it.unfinished();
+            eprintln!("goes on with {count} samples of {}; begins anew without it", path.display());
             (it.file.arms, it.file.about) = (before.arms, before.about);
         }
         Ok(it)

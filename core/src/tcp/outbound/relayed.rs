@@ -502,8 +502,8 @@ impl Flow {
     pub(in crate::tcp) fn has_no_room_for(&self, seq: u64, end: u64) -> bool {
         let una = self.outbound.una();
         let shown = self.losses.unsent().max(self.losses.promised());
-        let beyond = seq > una && seq >= self.outbound.edge(self.options.shift_r);
-        beyond && (end <= shown || self.receiver.reset_waits())
+        let is_lent = end <= shown || self.receiver.reset_waits();
+        is_lent && seq > una && seq >= self.outbound.edge(self.options.shift_r)
     }
 
     /// A segment of G up to `end` is dropped for lack of room. G is still shown the room that it
