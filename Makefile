@@ -14,6 +14,7 @@ PACKAGES_BENCH := dpdk-dev
 PACKAGES_TSHARK := tshark
 PACKAGES_PROMETHEUS := prometheus
 PACKAGES_PACKAGE := mmdebstrap systemd-container
+PACKAGES_REPORT := chromium-headless-shell
 
 # Paths of `make demo ATTACH=tap`: the offload behind a tap beside that of a vhost-user port.
 ATTACHED := --paths tap,ack-offload,attached --down-paths tap,off,attached
@@ -30,7 +31,7 @@ HOSTILE_S ?= 3600
 export FUZZ_SECONDS ?= 60
 SIM := $(TARGET)/sim/nightporter-sim
 
-.PHONY: help setup build deb demo demo-verify demo-restart demo-toe hpcc compare test test-libvirt hostile sim sim-long mutants-independent tshark tshark-guests coverage figures scale simulator fuzz bench fmt clean
+.PHONY: help setup build deb demo demo-verify demo-restart demo-toe hpcc compare test test-libvirt hostile sim sim-long mutants-independent tshark tshark-guests coverage figures figures-model map scale simulator fuzz bench fmt clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,6 +79,7 @@ test: setup ## check format, lints and licences, run unit, vhost-user and real-g
 	-@.ci/packages $(PACKAGES_UCX)
 	-@.ci/packages $(PACKAGES_TSHARK)
 	-@.ci/packages $(PACKAGES_PROMETHEUS)
+	-@.ci/packages $(PACKAGES_REPORT)
 	@.ci/test
 
 test-libvirt: ## try docs/install.md with Debian's libvirt in a container: a minute of downloads, and some of TCG (root)
@@ -121,8 +123,14 @@ coverage: ## print the lines of core, and the events in each state, that SEEDS w
 	@.ci/packages $(PACKAGES_BUILD)
 	@.ci/coverage $(SEEDS)
 
-figures: simulator ## draw the figures of the vSnoop paper in virtual time, into target/figures
+figures: setup build ## measure the papers' figures on real guests, into target/report/index.html; hours, a run that is cut off goes on; QUICK=1: a quarter of an hour; FULL=1: a night
+	@$(TARGET)/release/nightporter-lab figures --effort $(if $(QUICK),quick,$(if $(FULL),full,usual))
+
+figures-model: simulator ## draw the figures of the vSnoop paper in virtual time, into target/figures
 	@$(SIM) figures --out $(TARGET)/figures
+
+map: simulator ## compute docs/will-it-help.md and its pictures, in virtual time; LAB="FILE ..." puts results of the demo beside; minutes
+	@$(SIM) map --out docs $(foreach file,$(LAB),--lab $(file))
 
 scale: ## measure one host with up to 10,000 guests and 1,000,000 flows: memory, events per second, cost per packet
 	@.ci/packages $(PACKAGES_BUILD)

@@ -28,3 +28,26 @@ pub struct AttachedStatus {
     #[serde(default)]
     pub plain_for_ms: Option<u64>,
 }
+
+/// A bridge whose taps are attached.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct BridgeStatus {
+    /// Its name.
+    pub bridge: String,
+    /// Its taps that are VMs of this daemon, or are about to be.
+    pub taps: Vec<String>,
+    /// Its other ports.
+    pub skipped: Vec<SkippedTap>,
+    /// It is not there.
+    #[serde(default)]
+    pub trouble: Option<String>,
+}
+
+/// A port of a bridge that is not attached.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct SkippedTap {
+    /// The interface.
+    pub ifname: String,
+    /// Why not.
+    pub why: String,
+}

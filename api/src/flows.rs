@@ -41,8 +41,8 @@ pub struct FlowInfo {
     pub remote: String,
     /// VLAN tags, outer in the high half; 0 is none.
     pub vlan: u64,
-    /// `handshake`, `on`, `drain`, `pass` or `abort`; or over, and soon forgotten: `closed` by both
-    /// sides, or `reset`.
+    /// `handshake`, `opening`, `on`, `drain`, `pass` or `abort`; or over, and soon forgotten:
+    /// `closed` by both sides (`translated`, if the host had accepted it), or `reset`.
     pub state: String,
     /// Why it is not, or no longer, `on`.
     pub why: String,

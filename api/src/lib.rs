@@ -15,7 +15,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-pub use attached::AttachedStatus;
+pub use attached::{AttachedStatus, BridgeStatus, SkippedTap};
 pub use flows::{FlowInfo, FlowPage, SendInfo, StandingFlow};
 pub use histogram::Histogram;
 pub use macs::{MacCursor, MacInfo, MacPage};
@@ -65,6 +65,18 @@ pub enum Change {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         drain_ms: Option<u64>,
     },
+    /// The taps of a bridge are attached, those that come later too.
+    AddBridge {
+        /// Its name.
+        bridge: String,
+        /// Keys as in `[[attach]]`.
+        keys: BTreeMap<String, String>,
+    },
+    /// They are plain again, and those that come later stay plain.
+    RemoveBridge {
+        /// Its name.
+        bridge: String,
+    },
     /// An uplink comes.
     AddUplink {
         /// Its name.
@@ -87,7 +99,8 @@ pub struct Plan {
     /// Changes that only a restart can make: a command with one is refused, and a reload leaves
     /// them for the restart.
     pub needs_restart: Vec<String>,
-    /// The section of a configuration file for the VM that is added; none if a file has it.
+    /// The section of a configuration file for the VM or bridge that is added; none if a file has
+    /// it.
     #[serde(default)]
     pub section: Option<String>,
     /// It has been done.
@@ -228,7 +241,7 @@ pub struct Only {
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
     /// To [`Request::Status`].
-    Status(Status),
+    Status(Box<Status>),
     /// To [`Request::Flows`].
     Flows(FlowPage),
     /// To [`Request::Stations`].
@@ -284,6 +297,9 @@ pub struct Status {
     /// The state of the registry.
     #[serde(default)]
     pub registry: Box<RegistryStatus>,
+    /// Bridges whose taps are attached.
+    #[serde(default)]
+    pub bridges: Vec<BridgeStatus>,
     /// Uplinks, overlays, then VMs, in the order of the configuration.
     pub ports: Vec<PortStatus>,
 }

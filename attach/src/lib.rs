@@ -40,6 +40,7 @@
 
 pub mod area;
 mod bpf;
+mod claim;
 pub mod code;
 mod netlink;
 pub mod tap;
@@ -47,12 +48,14 @@ mod tc;
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::libc;
 
 use crate::area::Area;
 use crate::code::{Constants, Program};
+use crate::netlink::Netlink;
 use crate::tap::Tap;
 pub use crate::tc::Filters;
 
@@ -85,6 +88,33 @@ impl Way {
     }
 }
 
+/// A way, with what it needs. Made before the process gives its system calls away.
+#[derive(Debug)]
+pub struct Hooks(Option<Arc<Netlink>>);
+
+impl Hooks {
+    /// By links, or by filters, which take a socket.
+    ///
+    /// # Errors
+    /// There is no socket.
+    pub fn by(way: Way) -> Result<Self, AttachError> {
+        let netlink = || Netlink::open().map(Arc::new);
+        let netlink = (way == Way::Clsact).then(netlink).transpose();
+        netlink.map(Self).map_err(|e| AttachError::of("open a netlink socket", e))
+    }
+
+    /// Takes away what a daemon that has ended has left at the interface with this number, if
+    /// nobody has attached it now. Links leave nothing.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn take_left(&self, index: u32) -> Result<(), AttachError> {
+        let Some(netlink) = &self.0 else { return Ok(()) };
+        let Ok(_claim) = claim::claim(index) else { return Ok(()) };
+        tc::take_all_left(netlink, index)
+    }
+}
+
 /// A tap whose frames are to be turned.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
@@ -94,8 +124,6 @@ pub struct Request {
     pub slot: usize,
     /// The mark of the daemon's frames: random, so that nobody else has it, and not 0.
     pub mark: u32,
-    /// How.
-    pub way: Way,
 }
 
 /// An attached tap. Dropped, it is plain again if it has links.
@@ -107,12 +135,14 @@ pub struct Attached {
     pub to_net: Tap,
     /// The programs' holds.
     pub held: Held,
+    /// Nobody else attaches the tap as long as it is open.
+    pub claim: OwnedFd,
 }
 
 /// The holds of the programs on their hooks.
 #[derive(Debug)]
 pub enum Held {
-    /// Of the VM's tap last.
+    /// Those of the VM's tap behind the others.
     Links(Vec<OwnedFd>),
     /// To be taken away by [`Filters::remove`].
     Filters(Filters),
@@ -129,6 +159,12 @@ pub enum AttachError {
         "not allowed to load or link programs ({0})\n    fix: run with CAP_NET_ADMIN and CAP_BPF"
     )]
     NotAllowed(&'static str),
+    /// Another process has the claim on the tap with this number.
+    #[error(
+        "another nightporterd has attached it\n    fix: detach it there (nightporter --control \
+         SOCKET detach TAP); ss -xap | grep {} tells which process that is", claim::name(*.0)
+    )]
+    Claimed(u32),
     /// A qdisc excludes `clsact`.
     #[error(
         "an ingress qdisc is in the way (libvirt's <bandwidth> makes one)\n    fix: remove the \
@@ -165,7 +201,8 @@ impl AttachError {
 ///
 /// # Errors
 /// Nothing is attached.
-pub fn attach(area: &Area, request: &Request) -> Result<Attached, AttachError> {
+pub fn attach(hooks: &Hooks, area: &Area, request: &Request) -> Result<Attached, AttachError> {
+    let claim = claim::claim(request.index)?;
     let from_vm = Tap::make(tap::FROM_VM)?;
     let to_net = Tap::make(tap::TO_NET)?;
     let load = |program, target: u32, flags| {
@@ -184,9 +221,11 @@ pub fn attach(area: &Area, request: &Request) -> Result<Attached, AttachError> {
     let out_of_net = load(Program::TurnFromNet, to_net.index(), 0)?;
     let out_of_vm = load(Program::TurnFromVm, from_vm.index(), 0)?;
     let only = load(Program::Only, 0, 0)?;
-    let mut held = match request.way {
-        Way::Tcx => Held::Links(Vec::new()),
-        Way::Clsact => Held::Filters(Filters::new(request.index)),
+    let mut held = match &hooks.0 {
+        None => Held::Links(Vec::new()),
+        Some(netlink) => {
+            Held::Filters(Filters::new(Arc::clone(netlink), request.index, request.mark))
+        }
     };
     // Before they come up: the host says something at once.
     held.add(to_net.index(), Hook::Egress, &only)?;
@@ -197,7 +236,7 @@ pub fn attach(area: &Area, request: &Request) -> Result<Attached, AttachError> {
     from_vm.bring_up()?;
     held.add(request.index, Hook::Egress, &out_of_net)?;
     held.add(request.index, Hook::Ingress, &out_of_vm)?;
-    Ok(Attached { from_vm, to_net, held })
+    Ok(Attached { from_vm, to_net, held, claim })
 }
 
 impl Held {

@@ -113,6 +113,14 @@ pub struct History {
     /// R's newest ACK of what G had sent by then: the host's own say no more. Of an R that lies a
     /// later one may wait for the ring until it is true.
     pub(crate) ack_of_sent: u64,
+    /// The host has accepted the connection, and G has yet to do so.
+    pub(crate) waits_for_guest: bool,
+    /// The host has accepted the connection, and nobody else can translate for it.
+    pub is_of_host: bool,
+    /// R's FIN came before the host had a place for such a one, which may have dropped it.
+    pub(crate) fin_may_be_lost: bool,
+    /// Such a one has ended because G did not answer, or was never asked.
+    pub was_given_up: bool,
     /// Both ends are guests of one host: the frames between the two flows are not seen.
     pub opaque: bool,
     /// The bytes that a conforming G would have accepted by now (INV-25).
@@ -171,6 +179,10 @@ impl History {
             past: false,
             opened_past: false,
             ack_of_sent: BASE + 1,
+            waits_for_guest: false,
+            is_of_host: false,
+            fin_may_be_lost: false,
+            was_given_up: false,
             opaque,
             acceptable: Acceptable::default(),
             paused_since: None,
@@ -202,7 +214,7 @@ impl History {
     #[must_use]
     pub fn is_on(&self) -> bool {
         let may_be = self.offline && self.state.is_none() && self.is_open();
-        may_be || matches!(self.state, Some(State::On | State::Drain))
+        may_be || matches!(self.state, Some(State::Opening | State::On | State::Drain))
     }
 
     /// Both ends offered timestamps.
@@ -323,6 +335,8 @@ impl History {
         let mut end = seq + u64::from(tcp.payload_len);
         if flags.fin() {
             self.end_mut(from).fin = Some(end);
+            self.fin_may_be_lost &= from == Side::G;
+            self.fin_may_be_lost |= from == Side::R && self.is_of_host && self.state.is_none();
             end += 1;
         }
         let mut counts = true;

@@ -7,6 +7,7 @@
 //! one.
 #![forbid(unsafe_code)]
 
+mod answered;
 mod end;
 pub mod event;
 pub mod frame;

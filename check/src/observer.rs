@@ -13,6 +13,7 @@ use nightporter_core::port::PortId;
 use nightporter_core::tcp::flow::State;
 use nightporter_core::time::Instant;
 
+use crate::answered::{Answers, Told};
 use crate::event::Event;
 use crate::frame::Frame;
 use crate::guest_clock::GuestClock;
@@ -111,6 +112,7 @@ pub struct Observer<S> {
     go_since: Vec<Option<Instant>>,
     steps: u64,
     any_flow: bool,
+    answers: Answers,
     reach: Reach,
     weight: Weight,
 }
@@ -137,6 +139,7 @@ impl<S: Setting> Observer<S> {
             setting,
             steps: 0,
             any_flow: false,
+            answers: Answers::default(),
             reach: Reach::default(),
             weight: Weight::default(),
         }
@@ -171,6 +174,48 @@ impl<S: Setting> Observer<S> {
         self.touched.push(name);
         let guest = usize::from(name.guest);
         (h.spare, h.silent_since) = (self.spare[guest], self.silent_since[guest]);
+        match self.answers.tell(h, t, (ip, tcp)) {
+            Told::AsItIs => {}
+            Told::Nothing => return Ok(()),
+            Told::GuestAccepts => {
+                self.weight.accepted += 1;
+                h.ttl = Some(ip.ttl);
+                quality::on_any(h, t.at, Side::G, (ip, tcp));
+                return Ok(());
+            }
+            Told::Answers => {
+                self.weight.answered += 1;
+                return Ok(());
+            }
+            Told::Accepts(hdr, bytes) => {
+                let packet = Packet::parse(&bytes).ok();
+                let Some((ip, tcp)) = packet.as_ref().and_then(Packet::tcp) else { return Ok(()) };
+                let (tap, bytes, packet) = (Tap::ToNet, &bytes[..], packet.as_ref());
+                let answer = Tapped { tap, hdr, bytes, packet, forged: false, ..*t };
+                h.on_in(&answer, Side::G, ip, tcp, fingerprint(bytes, ip));
+                quality::on_any(h, t.at, Side::G, (ip, tcp));
+                (h.waits_for_guest, h.is_of_host) = (true, true);
+                self.on_segment(&answer, name, true, (ip, tcp))?;
+            }
+            Told::InNumbersOfNet(bytes) => {
+                let packet = Packet::parse(&bytes).ok();
+                let Some((ip, tcp)) = packet.as_ref().and_then(Packet::tcp) else { return Ok(()) };
+                let t = Tapped { bytes: &bytes, packet: packet.as_ref(), ..*t };
+                return self.on_segment(&t, name, from_guest, (ip, tcp));
+            }
+        }
+        self.on_segment(t, name, from_guest, (ip, tcp))
+    }
+
+    /// A segment of a flow that is known, in the numbers that R knows.
+    fn on_segment(
+        &mut self,
+        t: &Tapped<'_>,
+        name: FlowName,
+        from_guest: bool,
+        (ip, tcp): (&Ip, &Tcp),
+    ) -> Result<(), Violation> {
+        let Some(h) = self.flows.get_mut(&name) else { return Ok(()) };
         if matches!(t.tap, Tap::ToNet | Tap::ToGuest(_)) {
             return self.on_segment_out(t, name, from_guest, (ip, tcp));
         }
@@ -343,7 +388,7 @@ impl<S: Setting> Observer<S> {
                 Some(_) => self.tracked.insert(name),
                 None => self.tracked.remove(&name),
             };
-            let on = matches!(h.state, Some(State::On | State::Drain));
+            let on = matches!(h.state, Some(State::Opening | State::On | State::Drain));
             self.weight.flows_on += u64::from(on && !h.was_on);
             h.was_on |= on;
             let wrong = |rule| move |what| Violation { rule, what, flow: Some(name) };
@@ -438,7 +483,7 @@ impl<S: Setting> Observer<S> {
             // (seed 80044).
             let late = h.state == Some(State::Drain) || h.quality.late.is_late;
             let leaves = late && h.promised().is_none();
-            let on = matches!(h.state, Some(State::On | State::Drain)) && !leaves;
+            let on = matches!(h.state, Some(State::Opening | State::On | State::Drain)) && !leaves;
             h.must_tell_r |= on && !h.end(Side::R).reset && !h.opened_past;
             (h.must_reset, h.may_resume) = (false, false);
             h.broken |= h.promised().is_some();

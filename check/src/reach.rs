@@ -157,7 +157,7 @@ mod tests {
         let mut twice = reach.clone();
         twice.merge(&reach);
         let text = twice.table();
-        assert!(text.contains("| guest paused | 2 | 0 | 2 | 0 | 0 | 0 |"), "{text}");
+        assert!(text.contains("| guest paused | 2 | 0 | 0 | 2 | 0 | 0 | 0 | 0 |"), "{text}");
         assert!(text.contains("guest paused in pass") && !text.contains("guest paused in on"));
         assert_eq!(Happening::event(Event::Healed), None);
     }

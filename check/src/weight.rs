@@ -35,6 +35,12 @@ pub struct Weight {
     /// Payload bytes of R that had come before.
     #[serde(default)]
     pub needless_from_net: u64,
+    /// SYNs that the host has answered for guests, and of these the ones that guests accepted.
+    #[serde(default)]
+    pub answered: u64,
+    /// See `answered`.
+    #[serde(default)]
+    pub accepted: u64,
     /// Seeds by early bytes: none, and of `n` those from 2^(n-1) on, below 2^n.
     pub seeds_by_early: Vec<u64>,
 }
@@ -112,6 +118,8 @@ impl Weight {
             (&mut self.super_to_guest, other.super_to_guest),
             (&mut self.partial_from_net, other.partial_from_net),
             (&mut self.needless_from_net, other.needless_from_net),
+            (&mut self.answered, other.answered),
+            (&mut self.accepted, other.accepted),
         ];
         for (sum, more) in sums {
             *sum += more;
@@ -165,7 +173,7 @@ impl std::fmt::Display for Weight {
             "{:.1} MB acknowledged early, the median seed at least {median} bytes, {none} seeds \
              none; {:.1} MB sent for guests, {:.2} again; {} flows with offload, {} local \
              recoveries, {} CE marks, super-segments: {} from the uplink, {} to guests; {} \
-             unfinished checksums from the uplink",
+             unfinished checksums from the uplink; {} SYNs answered, {} accepted",
             self.early_bytes as f64 / 1e6,
             self.relayed_bytes as f64 / 1e6,
             self.relayed_again as f64 / 1e6,
@@ -175,6 +183,8 @@ impl std::fmt::Display for Weight {
             self.super_from_net,
             self.super_to_guest,
             self.partial_from_net,
+            self.answered,
+            self.accepted,
         )
     }
 }

@@ -106,9 +106,13 @@ pub(crate) enum OfVm {
 /// `nightporter attach`: a VM that is named after its tap is added.
 #[derive(Debug, Args)]
 pub(crate) struct Attach {
-    /// The VM's tap, as in `virsh domiflist`; the VM has its name.
+    /// The VM's tap, as in `virsh domiflist`; the VM has its name. With --bridge the bridge.
+    #[arg(value_name = "TAP")]
     tap: String,
-    /// Keys as in [[vm]] of the configuration file.
+    /// It is a bridge, as in `virsh net-info`: its taps are attached, those that come later too.
+    #[arg(long)]
+    bridge: bool,
+    /// Keys as in [[vm]] of the configuration file, or in [[attach]].
     #[arg(value_name = "KEY=VALUE", value_parser = key_value)]
     keys: Vec<(String, String)>,
     #[command(flatten)]
@@ -123,19 +127,51 @@ impl Attach {
     /// # Errors
     /// A key is given twice.
     pub(crate) fn as_change(&self) -> Result<Wanted> {
+        if self.bridge {
+            let change = Change::AddBridge { bridge: self.tap.clone(), keys: map(&self.keys)? };
+            return Ok((change, self.dry, self.save.clone()));
+        }
         let tap = ("tap".into(), self.tap.clone());
         let keys: Vec<_> = [tap].into_iter().chain(self.keys.iter().cloned()).collect();
         let change = Change::AddVm { name: self.tap.clone(), keys: map(&keys)? };
         Ok((change, self.dry, self.save.clone()))
     }
+
+    /// Other programs may forward what they read from the tap.
+    pub(crate) fn warn_of_readers(&self) {
+        let index = fs::read_to_string(format!("/sys/class/net/{}/ifindex", self.tap));
+        let text = fs::read_to_string("/proc/net/packet");
+        let Some((index, text)) = index.ok().zip(text.ok()) else { return };
+        if readers(&text, index.trim()) > 0 {
+            eprintln!(
+                "another program reads all frames of {}: it sees each frame from a VM twice\n    \
+                 fix: if it forwards frames (OVS's user-space datapath), detach the tap",
+                self.tap
+            );
+        }
+    }
+}
+
+/// Sockets that get all frames of the interface with this number, in the text of
+/// `/proc/net/packet` (packet(7); net/packet/af_packet.c): protocol 3, of this or any interface.
+fn readers(text: &str, index: &str) -> usize {
+    let is_one = |line: &&str| {
+        let columns: Vec<_> = line.split_whitespace().collect();
+        matches!(columns[..], [_, _, _, "0003", of, ..] if of == index || of == "0")
+    };
+    text.lines().filter(is_one).count()
 }
 
 /// `nightporter detach`: the VM with a tap is removed.
 #[derive(Debug, Args)]
 pub(crate) struct Detach {
-    /// The VM's tap.
-    #[arg(add = names::taps())]
+    /// The VM's tap, or with --bridge the bridge. A tap that came with its bridge stays plain until
+    /// it is attached by a command, or made anew.
+    #[arg(value_name = "TAP", add = names::taps())]
     tap: String,
+    /// It is a bridge: no tap is attached any more because it is there.
+    #[arg(long, conflicts_with = "drain")]
+    bridge: bool,
     /// How long its connections may take until none owes anything (10s if nothing is given); those
     /// that still do are reset.
     #[arg(long, value_name = "TIME", value_parser = span)]
@@ -152,6 +188,10 @@ impl Detach {
     /// # Errors
     /// No VM of this status has the tap.
     pub(crate) fn as_change(&self, status: &Status) -> Result<Wanted> {
+        if self.bridge {
+            let change = Change::RemoveBridge { bridge: self.tap.clone() };
+            return Ok((change, self.dry, self.save.clone()));
+        }
         let vms = status.ports.iter().filter_map(|port| Some((port, tap_of(port)?)));
         let taps: Vec<_> = vms.clone().map(|(_, tap)| tap).collect();
         let Some((port, _)) = vms.into_iter().find(|(_, tap)| *tap == self.tap) else {
@@ -258,32 +298,74 @@ pub(crate) fn of_vm(
     json: bool,
     (change, dry, save): Wanted,
 ) -> Result<()> {
-    match (save.dir(control)?, &change) {
-        (Some(dir), Change::AddVm { name, .. }) => {
-            let name = name.clone();
-            self::save(connect, control, json, (&name, &dir), change)
-        }
-        (Some(dir), Change::RemoveVm { name, .. }) => {
-            let path = file_of(name, &dir);
-            must_be_own(name, &path)?;
+    let Some(dir) = save.dir(control)? else {
+        return self::change(connect()?, control, json, (change, dry));
+    };
+    let section = Section::of(&change);
+    let path = section.file_in(&dir);
+    match change {
+        Change::RemoveVm { .. } | Change::RemoveBridge { .. } => {
+            section.must_be_alone_in(&path)?;
             remove(connect()?, control, json, &path, change)
         }
-        _ => self::change(connect()?, control, json, (change, dry)),
+        _ => self::save(connect, control, json, (&section, &dir), change),
     }
 }
 
-/// The file of a VM that is saved in `dir`.
-fn file_of(name: &str, dir: &Path) -> PathBuf {
-    dir.join(format!("{name}.toml"))
+/// A section of a configuration file that is saved in a file of its own.
+#[derive(Clone, Debug)]
+struct Section {
+    name: String,
+    /// It is an `[[attach]]`, else a `[[vm]]`.
+    is_bridge: bool,
 }
 
-/// The file is a VM's own.
+impl Section {
+    /// Of the VM or bridge that comes or goes.
+    fn of(change: &Change) -> Self {
+        let (name, is_bridge) = match change {
+            Change::AddBridge { bridge, .. } | Change::RemoveBridge { bridge } => (bridge, true),
+            Change::AddVm { name, .. } | Change::RemoveVm { name, .. } => (name, false),
+            other => unreachable!("nothing to be saved: {other:?}"),
+        };
+        Self { name: name.clone(), is_bridge }
+    }
+
+    fn shown(&self) -> String {
+        let kind = if self.is_bridge { "bridge" } else { "VM" };
+        format!("{kind} {}", self.name)
+    }
+
+    fn file_in(&self, dir: &Path) -> PathBuf {
+        let kind = if self.is_bridge { "attach-" } else { "" };
+        dir.join(format!("{kind}{}.toml", self.name))
+    }
+
+    /// Whether the daemon has it.
+    fn is_in(&self, status: &Status) -> bool {
+        match self.is_bridge {
+            true => status.bridges.iter().any(|it| it.bridge == self.name),
+            false => status.ports.iter().any(|it| it.name == self.name && it.vm.is_some()),
+        }
+    }
+
+    /// The file has nothing else.
+    ///
+    /// # Errors
+    /// There is no such file, or it may have more.
+    fn must_be_alone_in(&self, path: &Path) -> Result<()> {
+        let (table, key) = if self.is_bridge { ("attach", "bridge") } else { ("vm", "name") };
+        must_be_own((&self.shown(), table, &format!("{key} = \"{}\"", self.name)), path)
+    }
+}
+
+/// The file has this section alone, of that table and with that line.
 ///
 /// # Errors
-/// There is no such file, or it may have more than this VM.
-fn must_be_own(name: &str, path: &Path) -> Result<()> {
+/// There is no such file, or it may have more.
+fn must_be_own((section, table, line): (&str, &str, &str), path: &Path) -> Result<()> {
     let fix = format!(
-        "take VM {name} out of the file that has it, and `nightporter reload`; if none has it, \
+        "take {section} out of the file that has it, and `nightporter reload`; if none has it, \
          leave out --save"
     );
     let shown = path.display();
@@ -291,10 +373,10 @@ fn must_be_own(name: &str, path: &Path) -> Result<()> {
         .map_err(|e| anyhow!("cannot read {shown}: {e}\n    fix: {fix}"))?;
     let lines = text.lines().map(str::trim);
     let mut lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
-    let begins = lines.next() == Some("[[vm]]");
+    let begins = lines.next() == Some(&format!("[[{table}]]"));
     let has_others = lines.clone().any(|line| line.starts_with('['));
-    if !begins || has_others || !lines.any(|line| line == format!("name = \"{name}\"")) {
-        bail!("{shown} has more than VM {name}, or another\n    fix: {fix}");
+    if !begins || has_others || !lines.any(|it| it == line) {
+        bail!("{shown} has more than {section}, or another\n    fix: {fix}");
     }
     Ok(())
 }
@@ -323,22 +405,23 @@ fn save(
     connect: impl Fn() -> Result<Client>,
     control: &Path,
     json: bool,
-    (name, dir): (&str, &Path),
+    (section, dir): (&Section, &Path),
     change: Change,
 ) -> Result<()> {
     let mut client = connect()?;
     client.wait_for(LIMIT)?;
-    let section = match client.ask(&Request::Change { change, dry_run: true })? {
+    let text = match client.ask(&Request::Change { change, dry_run: true })? {
         Reply::Plan(Plan { section: Some(section), .. }) => section,
         Reply::Plan(plan) => {
+            let name = &section.name;
             eprintln!("{name} is in a configuration file already: nothing is written");
             return print(json, &plan, |_| Ok(()));
         }
         other => return unexpected(&other),
     };
-    let path = file_of(name, dir);
+    let path = section.file_in(dir);
     make_dir(dir).map_err(not_written(dir))?;
-    write_new(&path, |file| file.write_all(section.as_bytes()))?;
+    write_new(&path, |file| file.write_all(text.as_bytes()))?;
     if let Err(e) = self::change(client, control, json, Dry { dry_run: false }.as_change()) {
         if e.is::<Refused>() {
             let _ = fs::remove_file(&path);
@@ -347,8 +430,7 @@ fn save(
         let stays = format!("{} stays, and may have been read", path.display());
         return Err(e.context(stays));
     }
-    let is_it = |port: &PortStatus| port.name == name && port.vm.is_some();
-    if !status(&mut connect()?)?.ports.iter().any(is_it) {
+    if !section.is_in(&status(&mut connect()?)?) {
         let _ = fs::remove_file(&path);
         bail!(
             "{} was not read: the configuration file is elsewhere\n    fix: --save=DIR/conf.d, \
@@ -440,6 +522,16 @@ mod tests {
         assert_eq!(map(&keys("mtu=9000 budget=8M")).unwrap().len(), 2);
         let error = map(&keys("mtu=9000 mtu=1500")).unwrap_err().to_string();
         assert!(error.starts_with("mtu is given twice"), "{error}");
+    }
+
+    #[test]
+    fn a_reader_of_all_frames_is_found() {
+        let text = "sk       RefCnt Type Proto  Iface R Rmem   User   Inode\n\
+                    00000000 3      3    0003   7     1 0      0      15377\n\
+                    00000000 3      3    88cc   9     1 0      0      15378\n";
+        assert_eq!(["7", "9", "0"].map(|index| readers(text, index)), [1, 0, 0]);
+        let all = text.replace(" 7 ", " 0 ");
+        assert_eq!(["7", "9"].map(|index| readers(&all, index)), [1, 1]);
     }
 
     #[test]

@@ -95,6 +95,7 @@ const EXAMPLES: &[(&str, &[Example])] = &[
             ("attach vnet0", "The VM with this tap has ack offload from now on."),
             ("attach vnet0 ack_offload=false", "It is attached, and as it was."),
             ("attach web1tap0 --save", "And again after a restart."),
+            ("attach --bridge virbr0", "All taps of the bridge, and those that come later."),
         ],
     ),
     (
@@ -103,6 +104,7 @@ const EXAMPLES: &[(&str, &[Example])] = &[
             ("detach vnet0", "The tap is plain, once no connection owes anything."),
             ("detach vnet0 --drain 1min", "That may take a minute, instead of ten seconds."),
             ("detach vnet0 --save", "It is not attached again after a restart."),
+            ("detach --bridge virbr0", "All taps that came with the bridge become plain."),
         ],
     ),
     ("uplink add", &[("uplink add lan2 kind=tap ifname=np1 bridge=br0", "A tap in a bridge.")]),

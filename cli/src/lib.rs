@@ -202,7 +202,10 @@ fn run(arguments: &Arguments) -> Result<()> {
         Command::Vm(OfVm::Change(of)) => {
             changes::of_vm(connect, &arguments.control, json, of.as_change()?)
         }
-        Command::Attach(of) => changes::of_vm(connect, &arguments.control, json, of.as_change()?),
+        Command::Attach(of) => {
+            let attached = changes::of_vm(connect, &arguments.control, json, of.as_change()?);
+            attached.inspect(|()| of.warn_of_readers())
+        }
         Command::Detach(of) => {
             let wanted = of.as_change(&status(&mut connect()?)?)?;
             changes::of_vm(connect, &arguments.control, json, wanted)
@@ -250,7 +253,7 @@ fn done(client: &mut Client, request: &Request) -> Result<()> {
 
 fn status(client: &mut Client) -> Result<Status> {
     match client.ask(&Request::Status {})? {
-        Reply::Status(status) => Ok(status),
+        Reply::Status(status) => Ok(*status),
         other => unexpected(&other),
     }
 }

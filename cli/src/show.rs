@@ -3,13 +3,15 @@
 use std::io::{self, Write};
 
 use nightporter_api::{
-    AttachedStatus, FlowInfo, Histogram, PortStatus, RegistryStatus, StandingFlow, StationInfo,
-    Status, ToeStatus, VmStatus,
+    AttachedStatus, BridgeStatus, FlowInfo, Histogram, PortStatus, RegistryStatus, SkippedTap,
+    StandingFlow, StationInfo, Status, ToeStatus, VmStatus,
 };
 
 use crate::changes::tap_of;
 use crate::flows::OVER;
 
+/// Ports of a bridge that are shown with the reason why they are not attached.
+const SKIPPED_SHOWN: usize = 8;
 /// Longest name in a table: with it a line has 80 columns.
 const NAME_COLUMNS: usize = 16;
 
@@ -36,6 +38,7 @@ pub(crate) fn status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
     for (name, vm) in status.ports.iter().filter_map(|p| Some((&p.name, p.vm.as_ref()?))) {
         troubles(out, name, vm)?;
     }
+    status.bridges.iter().try_for_each(|it| bridge(out, it))?;
     registry(out, &status.registry)?;
     for (what, stalls) in [("frames", status.stalls), ("sockets", status.sockets.stalls)] {
         if stalls > 0 {
@@ -55,6 +58,27 @@ pub(crate) fn status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
         writeln!(out, "{} log lines were lost", status.log_lines_lost)?;
     }
     Ok(())
+}
+
+/// A bridge whose taps are attached, and why others of its ports are not.
+fn bridge(out: &mut dyn Write, it: &BridgeStatus) -> io::Result<()> {
+    let BridgeStatus { bridge, taps, skipped, trouble } = it;
+    if let Some(trouble) = trouble {
+        return writeln!(out, "{bridge}: {trouble}");
+    }
+    let count = match taps.len() {
+        0 => "no tap is".to_owned(),
+        1 => "1 tap is".to_owned(),
+        n => format!("{n} taps are"),
+    };
+    writeln!(out, "{bridge}: {count} attached as they come")?;
+    for SkippedTap { ifname, why } in skipped.iter().take(SKIPPED_SHOWN) {
+        writeln!(out, "{ifname} of {bridge} is not attached: {why}")?;
+    }
+    match skipped.len().saturating_sub(SKIPPED_SHOWN) {
+        0 => Ok(()),
+        more => writeln!(out, "{more} more of {bridge} are not attached (--json has them)"),
+    }
 }
 
 /// A VM whose tap is attached is two ports for the daemon, and one here: the drops at its other
@@ -448,6 +472,18 @@ mod tests {
         assert_eq!(shown(Some(&[80, 443]), 3), "80,443,+3");
     }
 
+    fn bridges() -> Vec<BridgeStatus> {
+        let skipped = SkippedTap { ifname: "eth0".into(), why: "it is no tap".into() };
+        let virbr0 = BridgeStatus {
+            bridge: "virbr0".into(),
+            taps: vec!["vnet0".into()],
+            skipped: vec![skipped],
+            ..BridgeStatus::default()
+        };
+        let trouble = Some("there is no such bridge".into());
+        vec![virbr0, BridgeStatus { bridge: "br1".into(), trouble, ..BridgeStatus::default() }]
+    }
+
     #[test]
     fn status_is_a_table_with_the_drops_below() {
         let lan = PortStatus {
@@ -518,6 +554,7 @@ mod tests {
             pid: 7,
             uptime_s: 61,
             ports: vec![lan, wan, web1, vnet0, end],
+            bridges: bridges(),
             ..Status::default()
         };
         let mut text = Vec::new();
@@ -545,7 +582,10 @@ mod tests {
              7 frames of vnet0 and 0 for it were lost, because the daemon did not take them in \
              time\n\
              vnet0 is a plain tap for 10 s more, because the daemon was away three times in 10 s: \
-             give it a core (daemon.cpu) or a priority (daemon.rt_priority)\n"
+             give it a core (daemon.cpu) or a priority (daemon.rt_priority)\n\
+             virbr0: 1 tap is attached as they come\n\
+             eth0 of virbr0 is not attached: it is no tap\n\
+             br1: there is no such bridge\n"
         );
     }
 

@@ -99,7 +99,8 @@ fn a_capture_says_what_it_misses() {
             };
             let all =
                 nightporter_api::Status { ports: vec![port], ..nightporter_api::Status::default() };
-            let mut line = serde_json::to_vec(&nightporter_api::Reply::Status(all)).unwrap();
+            let mut line =
+                serde_json::to_vec(&nightporter_api::Reply::Status(Box::new(all))).unwrap();
             line.push(b'\n');
             status.get_mut().write_all(&line).unwrap();
         }
@@ -189,7 +190,8 @@ fn a_tap_is_detached_by_the_name_of_its_vm() {
     let mut port = nightporter_api::PortStatus { name: "web1".into(), ..Default::default() };
     port.keys.insert("tap".into(), "\"vnet0\"".into());
     let status = nightporter_api::Status { ports: vec![port], ..Default::default() };
-    let status = serde_json::to_string(&nightporter_api::Reply::Status(status)).unwrap() + "\n";
+    let status =
+        serde_json::to_string(&nightporter_api::Reply::Status(Box::new(status))).unwrap() + "\n";
     let daemon = thread::spawn(move || {
         let plan = "{\"plan\":{\"steps\":[\"- vm web1\"],\"needs_restart\":[],\"done\":true}}\n";
         let mut asked = Vec::new();

@@ -55,6 +55,10 @@ vm_counters! {
     flows_not_local = "flows_not_local",
     /// Connections that the host reset.
     flows_aborted = "flows_aborted",
+    /// Connections that the host has accepted for the guest.
+    flows_accepted = "flows_accepted",
+    /// Of these, connections that the guest has refused, or not answered.
+    accepts_refused = "accepts_refused",
     /// Payload bytes sent to remotes for the guest, each counted once.
     sent_for_guest_bytes = "sent_for_guest_bytes",
     /// Segments sent to remotes for the guest, each counted once.

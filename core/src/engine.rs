@@ -22,6 +22,8 @@
 //! If older frames wait for the ring, the caller alternates: one older frame, then one delivery
 //! behind all of them. So no frame is overtaken, and a flood does not starve promised bytes.
 
+mod accepting;
+mod errors;
 mod frames;
 mod images;
 mod migration;
@@ -45,6 +47,7 @@ pub use self::polls::Departure;
 pub use self::ports::AddPortError;
 pub use self::rates::Direction;
 use self::rates::Rates;
+use self::restart::Left;
 pub use self::restart::Restarted;
 pub use self::staged::Staged;
 use self::walks::{Deed, Walks};
@@ -158,8 +161,11 @@ pub struct Engine<'m> {
     common: Common<'m>,
     rates: Rates,
     walks: Walks,
+    left: Left,
     /// The end of a wire that was removed last, and the other end.
     removed_wire: Option<(PortId, PortId)>,
+    /// When the next of H's SYN-ACKs is repeated, at the earliest.
+    half_open_due: Instant,
     /// The header of the frame last polled for a guest, or of its bytes for R.
     made: [u8; TcpEmit::MAX_LEN],
     /// The last frame from one guest to another, as a whole.
@@ -181,6 +187,8 @@ struct Common<'m> {
     /// Ordinary segments take the predicted path (`tcp::predicted`). Tests turn it off, and
     /// [`Walks`] that end connections.
     predicts: bool,
+    /// SYNs of all VMs that H has answered, and whose third ACK has not come.
+    half_open: usize,
 }
 
 impl<'m> Engine<'m> {
@@ -201,9 +209,12 @@ impl<'m> Engine<'m> {
                 ack_moments: AckMoments::default(),
                 ready_ports: VecDeque::new(),
                 predicts: true,
+                half_open: 0,
             },
             rates: Rates::default(),
+            left: Left::default(),
             removed_wire: None,
+            half_open_due: Instant::MAX,
             walks: Walks::new(config.flows_per_step),
             made: [0; TcpEmit::MAX_LEN],
             whole: vec![],
@@ -230,6 +241,11 @@ impl<'m> Engine<'m> {
         } else if !was_there {
             p.vm.doubt = None; // what was heard before says nothing of this driver
         }
+        if was_there != is_there
+            && let Some(accepting) = &mut p.vm.accepting
+        {
+            accepting.learned.on_guest_reset(now);
+        }
         if was_there && !is_there {
             self.note_stopped(now, port);
         } else if !was_there && is_there {
@@ -252,6 +268,9 @@ impl<'m> Engine<'m> {
     /// unseen deliveries before [`Self::handle_timeout`] (running time).
     pub fn handle_guest_progress(&mut self, now: Instant, port: PortId, drained: bool) {
         if let Some(p) = self.port_mut(port) {
+            if p.vm.accepting.is_some() {
+                p.vm.note_run(now, drained);
+            }
             p.vm.clock.on_progress(now, drained);
             if drained {
                 p.vm.leads.on_seen(now);
@@ -505,7 +524,7 @@ impl<'m> Engine<'m> {
         self.common.ack_moments.forget(id);
         if let Some((key, flow)) = self.flows.remove(id) {
             let port = self.ports[usize::from(key.port)].as_mut();
-            flow.dispose(&mut self.common.arena, port.map(|port| &mut port.vm));
+            flow.dispose(&key, &mut self.common.arena, port.map(|port| &mut port.vm));
         }
     }
 

@@ -332,6 +332,9 @@ pub const DOUBT_PROBES: u8 = 10;
 pub const T_DOUBT: Duration = Duration::from_secs(600);
 /// A VM whose front-end has gone is waited for this long, before its remotes are told (LIFE-16).
 pub const T_AWAITED: Duration = Duration::from_secs(2);
+/// Flows of a predecessor wait this long for the wire of their VM, if there is no other way to R
+/// (LIFE-17).
+pub const T_LEFT: Duration = Duration::from_secs(3600);
 /// Window probes of R are answered for a paused G this long (T_paused, LIFE-05).
 pub const T_PAUSED: Duration = Duration::from_secs(60);
 /// R's RST waits this much running time behind the store (T_rst, SNOOP-15).
@@ -445,6 +448,18 @@ pub const OPENING_INTERVAL: Duration = Duration::from_secs(1);
 pub const T_OPENING: Duration = Duration::from_secs(63);
 /// If G has run so many times meanwhile without an answer.
 pub const OPENING_RUNS_MIN: u32 = 3;
+/// A connection that H has accepted, and in which nothing was heard for so long, is asked whether
+/// it is still there (ACC-08), as Linux does (`tcp_keepalive_time`).
+pub const T_ASK_TRANSLATED: Duration = Duration::from_secs(7200);
+/// It is asked again after this (`tcp_keepalive_intvl`).
+pub const ASK_TRANSLATED: Duration = Duration::from_secs(75);
+/// So many times; then both sides are reset.
+pub const ASKED_MAX: u8 = 9;
+/// H answers only for a guest that has shown life within this (ACC-01). One that has not for longer
+/// was paused, and what it had accepted before says nothing (ACC-01b).
+pub const T_ACCEPT_ALIVE: Duration = Duration::from_secs(2);
+/// One part in so many of a VM's entries is for connections that H has accepted (ACC-08).
+pub const FLOWS_PER_TRANSLATED: u32 = 2;
 const _: () = assert!(ACCEPT_WAITING_MAX as u64 * FLOW_BUFFER_MIN <= VM_BUDGET / 8);
 
 // --- Virtual TOE -------------------------------------------------------------------------------

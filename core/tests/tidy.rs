@@ -34,6 +34,7 @@ const UNSAFE_FILES: &[&str] = &[
     "daemon/src/sockets/ucx/ucp.rs",
     "daemon/src/sys.rs",
     "guest/flood/src/libbpf.rs",
+    "guest/flood/src/packet.rs",
     "guest/src/bpf.rs",
     "guest/src/ioctl.rs",
     "guest/src/vectors.rs",

@@ -164,7 +164,11 @@ pub struct Left {
 #[must_use]
 pub fn left_at(path: &Path) -> Option<Left> {
     let file = Flock::lock(File::open(path).ok()?, FlockArg::LockSharedNonblock).ok()?;
-    let size = size_left(&file)?;
+    let Some(size) = size_left(&file) else {
+        let path = path.display();
+        tracing::warn!("{path} is no arena of this version: its promises wait for its daemon");
+        return None;
+    };
     let file = file.unlock().ok()?;
     fcntl(&file, FcntlArg::F_OFD_SETLK(&SETTLES)).ok()?;
     Some(Left { size, _second_byte: file })

@@ -7,17 +7,17 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::time::Duration;
 
-use nix::net::if_::if_nametoindex;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use nix::unistd::Pid;
 
+use crate::broker::uplink::{missing_interface, wrong_interface};
 use crate::config::proof::proof_of;
 use crate::config::reader::human_bytes;
 use crate::config::registry_files::registry_files;
 use crate::config::station::at_strangers;
 use crate::config::warnings::uneven_mtus;
-use crate::config::{Config, OverlayConfig, UplinkConfig, UplinkKind, VmConfig};
+use crate::config::{Config, OverlayConfig, VmConfig};
 use crate::daemon_user::Judge;
 use crate::owners::Owners;
 use crate::start::{large_mtus, no_metrics};
@@ -190,28 +190,7 @@ fn serves_metrics(address: SocketAddr) -> bool {
     asked.is_ok_and(|n| String::from_utf8_lossy(&begin[..n]).contains("nightporter_"))
 }
 
-/// An interface is there with that name, and is of another kind.
-fn wrong_interface(uplink: &UplinkConfig) -> Option<String> {
-    let UplinkConfig { name, kind, ifname, .. } = uplink;
-    let of = Path::new("/sys/class/net").join(ifname.as_str());
-    let (is_it, kind, fix) = match kind {
-        UplinkKind::Tap => {
-            let fix = format!(
-                "give the uplink a name of its own, as in ifname = \"np0\", and a bridge that has \
-                 {ifname} as a member: bridge = \"br0\""
-            );
-            (of.join("tun_flags").exists(), "tap", fix)
-        }
-        UplinkKind::Macvtap => {
-            let fix = format!("ip link add link {ifname} name np0 type macvtap mode passthru");
-            (of.join("macvtap").exists(), "macvtap", fix + ", and ifname = \"np0\"")
-        }
-    };
-    let is_wrong = of.exists() && !is_it;
-    is_wrong.then(|| format!("uplink.{name}: {ifname} is there, and is no {kind}\n    fix: {fix}"))
-}
-
-/// The same of a VM's tap.
+/// An interface is there with the name of a VM's tap, and is none.
 fn wrong_tap(vm: &VmConfig) -> Option<String> {
     let tap = vm.tap.as_deref()?; // there is none with a pattern for a name
     let of = Path::new("/sys/class/net").join(tap);
@@ -227,24 +206,6 @@ fn no_socket(vm: &VmConfig) -> Option<String> {
     let fix = "remove it, or choose another vm.socket";
     let what = || format!("vm.{name}: {path} is there, and is no socket\n    fix: {fix}");
     (!found.file_type().is_socket()).then(what)
-}
-
-fn missing_interface(uplink: &UplinkConfig) -> Option<String> {
-    let UplinkConfig { name, kind, ifname, create, bridge, .. } = uplink;
-    let is_missing = |ifname: &str| if_nametoindex(ifname).is_err();
-    let fix = match bridge.as_deref().filter(|bridge| is_missing(bridge)) {
-        Some(bridge) => {
-            let fix = format!("ip link add {bridge} type bridge && ip link set {bridge} up");
-            return Some(format!("uplink.{name}: there is no bridge {bridge}\n    fix: {fix}"));
-        }
-        None if *kind == UplinkKind::Macvtap => {
-            format!("ip link add link eth0 name {ifname} type macvtap mode passthru")
-        }
-        None if *create => return None,
-        None => format!("ip tuntap add dev {ifname} mode tap vnet_hdr, or set create = true"),
-    };
-    let missing = is_missing(ifname);
-    missing.then(|| format!("uplink.{name}: there is no interface {ifname}\n    fix: {fix}"))
 }
 
 fn missing_address(overlay: &OverlayConfig) -> Option<String> {

@@ -36,7 +36,7 @@ pub fn settling(config: &Config) -> Option<Config> {
         ..config.daemon.clone()
     };
     let vms = config.vms.iter().filter(|vm| vm.tap.is_some()).cloned().collect::<Vec<_>>();
-    (!vms.is_empty()).then_some(Config {
+    (!vms.is_empty() || !config.attach.is_empty()).then_some(Config {
         daemon,
         uplinks: Vec::new(),
         overlays: Vec::new(),
@@ -44,6 +44,7 @@ pub fn settling(config: &Config) -> Option<Config> {
         toe: None,
         toe_rules: Vec::new(),
         stations: Vec::new(),
+        attach: config.attach.clone(),
         vms,
     })
 }
@@ -56,7 +57,7 @@ pub fn settle(config: &Config, source: Source, sandbox: &Sandbox) -> Result<(), 
     let Some(before) = arena_file::left_at(&config.daemon.arena) else { return Ok(()) };
     let (mut daemon, arena) = start(config, source, sandbox, None, Some(before.size))?;
     let worker = &mut daemon.worker;
-    let (Restarted { resumed, reset }, left) = worker.settle(LIMIT);
+    let Restarted { resumed, reset } = worker.settle(LIMIT);
     let is_wanted = || arena.is_wanted();
     worker.run_until(is_wanted).map_err(failed)?;
     let owed = worker.owed();
@@ -65,6 +66,8 @@ pub fn settle(config: &Config, source: Source, sandbox: &Sandbox) -> Result<(), 
         worker.run_until(is_wanted).map_err(failed)?;
     }
     worker.unlink().map_err(failed)?;
+    let left = worker.left();
+    sandbox.broker.detach(0);
     if is_wanted() {
         tracing::info!("a daemon starts, and goes on with the connections");
     } else {

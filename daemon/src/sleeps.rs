@@ -61,10 +61,10 @@ impl Drop for Part {
     }
 }
 
-/// Drops a value whose end unmaps memory.
-pub(crate) fn unmap<T>(thing: T) {
+/// Memory is unmapped meanwhile.
+pub(crate) fn excuse(unmaps: impl FnOnce()) {
     UNMAPPING.fetch_add(1, Ordering::Relaxed);
-    drop(thing);
+    unmaps();
     UNMAPPING.fetch_sub(1, Ordering::Relaxed);
 }
 

@@ -27,7 +27,7 @@ use crate::config::station::at_strangers;
 use crate::config::warnings::uneven_mtus;
 use crate::config::{Config, DaemonConfig, RegistryConfig, Source, VmConfig};
 use crate::control::{
-    Control, ControlServer, ControlThread, Endpoints, Interfaces, LinkWatch, MetricsServer,
+    Bridges, Control, ControlServer, ControlThread, Endpoints, Interfaces, LinkWatch, MetricsServer,
 };
 use crate::errors::{StartError, error};
 use crate::owners::{Access, OWN, Owners};
@@ -67,8 +67,9 @@ pub fn run(config: &Config, source: Source, sandbox: &Sandbox) -> Result<(), Vec
     supervisor.iter().for_each(|supervisor| supervisor.is_ready());
     daemon.worker.run().map_err(failed)?;
     signals::finish(); // guests hear of the last frames, such as the last heartbeat
-    match daemon.worker.owed() {
-        0 => {
+    sandbox.broker.detach(0);
+    match (daemon.worker.owed(), daemon.worker.left()) {
+        (0, 0) => {
             // A supervisor may be about to start the next one.
             let left = if supervisor.is_some() { arena.leave() } else { arena.remove() };
             if let Err(e) = left {
@@ -76,10 +77,11 @@ pub fn run(config: &Config, source: Source, sandbox: &Sandbox) -> Result<(), Vec
             }
             tracing::info!("stopped; all acknowledged bytes were delivered");
         }
-        owed => tracing::warn!(
+        (owed, left) => tracing::warn!(
             owed,
-            "stopped; acknowledged bytes of connections were not delivered: the next start resets \
-             them"
+            left,
+            "stopped; acknowledged bytes of connections were not delivered: the next start \
+             delivers them, or resets the connections"
         ),
     }
     Ok(())
@@ -103,12 +105,13 @@ pub(crate) fn start(
     let signals = signals_as_events().map_err(|e| vec![error(e, "report this")])?;
     let eye = sandbox.eye.lock().unwrap_or_else(PoisonError::into_inner).take();
     let watch = watchdog::watch(Watched::Frames, eye);
-    watchdog::start(supervisor.clone(), signals::look)
-        .and_then(|()| signals::start())
-        .map_err(|e| vec![error(e, "allow more threads")])?;
+    let watches = watchdog::start(supervisor.clone(), signals::look);
+    watches.and_then(|()| signals::start()).map_err(|e| vec![error(e, "allow more threads")])?;
     let epoch = epoch().map_err(|e| vec![no_chance(&e)])?;
-    let worker_config =
-        WorkerConfig { busy_poll: Duration::from_micros(settings.busy_poll_us), epoch };
+    let links = watch_links();
+    let (mut bridges, ref config) = Bridges::begin(config, links.as_ref().ok());
+    let busy_poll = Duration::from_micros(settings.busy_poll_us);
+    let worker_config = WorkerConfig { busy_poll, epoch };
     let (engine, arena) = engine(config, left).map_err(|e| vec![e])?;
     let arena = Arc::new(arena);
     let mut worker = Worker::new(&worker_config, engine)
@@ -118,8 +121,6 @@ pub(crate) fn start(
     let mut check = |result: Result<(), StartError>| problems.extend(result.err());
     let sockets = start_sockets(&mut worker, &worker_config, sandbox, settings.rt_priority);
     check(sockets.as_ref().map(drop).map_err(Clone::clone));
-    let links = LinkWatch::new()
-        .map_err(|e| error(format!("cannot watch interfaces: {e}"), "allow netlink sockets"));
     check(links.as_ref().map(drop).map_err(Clone::clone));
     let owners = sandbox.owners.clone();
     // Nobody asks a run that settles.
@@ -131,10 +132,11 @@ pub(crate) fn start(
     let openings = Openings::new(Arc::clone(&sandbox.broker), addresses);
     let mut interfaces = Interfaces::new(links.ok(), openings.clone());
     check(owners.clone().map(drop)); // without them every VM is our own user's, and nothing starts
-    let first = Prepared::first(config, owners.unwrap_or_default(), arena.size);
-    let running = open_ports(&mut worker, first, &openings, &mut interfaces, &mut check);
-    let (owners, dirs) = (sandbox.owners.clone(), sandbox.dirs.clone());
-    let means = Means { openings, owners, dirs };
+    let owners = owners.unwrap_or_default();
+    let first = Prepared::first(config, bridges.names(), owners, arena.size);
+    let running =
+        open_ports(&mut worker, first, &openings, &mut interfaces, &mut bridges, &mut check);
+    let means = Means { openings, owners: sandbox.owners.clone(), dirs: sandbox.dirs.clone() };
     let registry = registry(config, sandbox);
     check(registry.as_ref().map(drop).map_err(Clone::clone));
     let endpoints = Endpoints {
@@ -145,13 +147,13 @@ pub(crate) fn start(
         metrics: None,
         preparer: left.is_none().then(|| Preparer::new(source, means, Arc::clone(&arena), running)),
         interfaces,
+        bridges,
         registry: registry.ok(),
     };
     let control = start_control(&mut worker, endpoints, settings);
     check(control.as_ref().map(drop).map_err(Clone::clone));
     check(place(settings, booster::is_wanted(config)));
-    let warnings = large_mtus(config).into_iter().chain(uneven_mtus(config));
-    warnings.chain(at_strangers(config)).for_each(|warning| tracing::warn!("{warning}"));
+    warn(config);
     check(sandbox.close());
     let daemon = Daemon { worker, _watch: watch, _sockets: sockets.ok(), _control: control.ok() };
     if !problems.is_empty() {
@@ -161,6 +163,16 @@ pub(crate) fn start(
         return Err(problems);
     }
     Ok((daemon, arena))
+}
+
+fn watch_links() -> Result<LinkWatch, StartError> {
+    LinkWatch::new()
+        .map_err(|e| error(format!("cannot watch interfaces: {e}"), "allow netlink sockets"))
+}
+
+fn warn(config: &Config) {
+    let warnings = large_mtus(config).into_iter().chain(uneven_mtus(config));
+    warnings.chain(at_strangers(config)).for_each(|warning| tracing::warn!("{warning}"));
 }
 
 /// The locations of stations: from etcd, or else from a list.
@@ -328,6 +340,7 @@ fn open_ports(
     mut first: Prepared,
     openings: &Openings,
     interfaces: &mut Interfaces,
+    bridges: &mut Bridges,
     check: &mut impl FnMut(Result<(), StartError>),
 ) -> Running {
     let (config, owners) = (Arc::clone(&first.target.config), first.owners.clone());
@@ -336,6 +349,8 @@ fn open_ports(
     for step in &first.plan.steps {
         match (step, first.resources.open(step, &owners, openings, std::time::Duration::ZERO)) {
             (_, Ok(())) => {}
+            (Step::AddVm(vm), Err(Failure::Port(failure)))
+                if bridges.give_up(&vm.name, &failure.what) => {}
             (_, Err(Failure::Port(failure))) if failure.is_final => check(Err(failure.error)),
             // A VM with a tap may come later.
             (Step::AddVm(vm), Err(failure)) if vm.tap.is_none() => {
@@ -349,6 +364,13 @@ fn open_ports(
         of_vms.insert(vm.name.clone(), (StartError(format!("vm {}: {e}", vm.name)), next));
     }
     for step in std::mem::take(&mut first.plan.steps) {
+        if let Step::AddVm(vm) = &step
+            && first.target.by_command.contains(&vm.name)
+            && !bridges.has(&vm.name)
+        {
+            first.target.without(&step);
+            continue;
+        }
         let opened = first.resources.take(&step, &owners);
         opened.port.iter().for_each(|port| interfaces.add(port));
         let Err(what) = worker.take_step(step.clone(), opened) else { continue };

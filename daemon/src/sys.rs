@@ -220,6 +220,21 @@ fn keep_range_out_of_dumps(start: *mut libc::c_void, len: usize) {
     let _ = unsafe { libc::madvise(start, len, libc::MADV_DONTDUMP) };
 }
 
+/// Bytes of a mapping whose pages are taken from it in one call: half a millisecond's.
+const EMPTIED_BYTES: usize = 8 << 20;
+
+/// Takes all pages from a mapping that nobody uses any more; its file keeps them. Piece by piece,
+/// because `munmap` of many pages holds the lock of the address space for all of them: 30 ms for
+/// 512 MiB, which the worker's next `mmap` would wait for.
+pub(crate) fn empty(map: &MmapRegion) {
+    for at in (0..map.size()).step_by(EMPTIED_BYTES) {
+        let (start, len) = (map.as_ptr().wrapping_add(at), EMPTIED_BYTES.min(map.size() - at));
+        // SAFETY: the range lies in the mapping, to whose bytes nothing refers any more.
+        // JUSTIFICATION: as above. Where the kernel refuses, `munmap` takes them.
+        let _ = unsafe { libc::madvise(start.cast(), len, libc::MADV_DONTNEED) };
+    }
+}
+
 /// Pieces of guest memory that go in one call, at most; others are left for the next.
 const PIECES_MAX: usize = 128;
 

@@ -133,6 +133,11 @@ const OF_BROKER: &[(&str, AttemptOfBroker, End)] = &[
     ("a_broker_cannot_read_files_of_others", |_| read("/etc/passwd"), End::Denied),
     ("a_broker_cannot_open_devices", |_| opens_a_device("/dev/null"), End::Denied),
     ("a_broker_cannot_make_files", |own| File::create(own.join("file")).map(drop), End::Killed),
+    (
+        "a_broker_cannot_make_sockets_that_others_find",
+        |own| UnixDatagram::bind(own.join("socket")).map(drop),
+        End::Denied,
+    ),
     ("a_broker_cannot_remove_files", |own| remove_file(own.join("np.toml")), End::Killed),
     ("a_broker_cannot_start_threads", |_| reads_in_a_thread(), End::Killed),
     ("a_broker_cannot_make_tcp_connections", |_| connects(), End::Killed),

@@ -8,7 +8,7 @@
 use arbitrary::{Arbitrary, Unstructured};
 use nightporter_core::engine::{Engine, EngineConfig, Restarted};
 use nightporter_core::flow::key::FlowKey;
-use nightporter_core::limits::T_ABORT;
+use nightporter_core::limits::{T_ABORT, T_LEFT};
 use nightporter_core::port::{GuestConfig, PortConfig, PortFeatures, PortId};
 use nightporter_core::store::arena::Arena;
 use nightporter_core::store::flow_store::recover;
@@ -191,7 +191,8 @@ fn opens_and_recovers(memory: &mut [u64], records: usize, pages: usize) -> Optio
 }
 
 /// INV-21: an engine over this memory tells both ends of every flow, those that it resumes when
-/// another guest is there, or none; and then it keeps nothing.
+/// another guest is there, or none; and then it keeps nothing. Flows for which there is no way to
+/// R, as of a network in which nobody is, are left for [`T_LEFT`] (LIFE-17).
 fn restarts(memory: &mut [u8], guest_is_there: bool, told: usize) {
     let arena = Arena::open(memory).expect("it opened before");
     let mut now = Instant::from_millis(1_000_000);
@@ -213,7 +214,8 @@ fn restarts(memory: &mut [u8], guest_is_there: bool, told: usize) {
     }
     let uninterrupted = "nothing interrupts it";
     turn.run(now, &mut engine, &mut ends).expect(uninterrupted);
-    let end = now + T_ABORT + T_ABORT + Duration::from_secs(1);
+    let left = if engine.left() > 0 { T_LEFT } else { Duration::ZERO };
+    let end = now + T_ABORT + T_ABORT + left + Duration::from_secs(1);
     let mut timers = 0;
     while let Some(at) = engine.poll_timeout().filter(|at| *at <= end) {
         now = now.max(at);

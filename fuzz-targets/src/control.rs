@@ -543,7 +543,7 @@ impl Client {
         self.sends(&Line::Status.bytes());
         let end = self.next_answer(host);
         match serde_json::from_slice(&self.heard.drain(..=end).collect::<Vec<u8>>()) {
-            Ok(Reply::Status(status)) => status,
+            Ok(Reply::Status(status)) => *status,
             other => panic!("{other:?} to a question for the status"),
         }
     }

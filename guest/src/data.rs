@@ -6,6 +6,7 @@
 //! ECHO    host: header, payload            guest: the same payload, FIN
 //! POUR    host: header                     guest: payload, until the host ends the connection
 //! BOTH    host: header, payload            guest: payload at the same time, verdict, FIN
+//! WATCHED host: header                     guest: the capture at WATCHED_FILE, FIN
 //! ```
 //!
 //! SINK times a transfer on the sender's clock: the guest's application writes the one byte
@@ -28,6 +29,9 @@ pub const HTTP_PORT: u16 = 5080;
 /// The byte a sink writes when its application has read everything.
 pub const READ_ALL: u8 = b'R';
 
+/// Where a guest has the capture that it sends.
+pub const WATCHED_FILE: &str = "/watched.pcap";
+
 const MAGIC: u32 = 0x4e50_5831; // "NPX1"
 
 /// The purpose of a connection.
@@ -44,6 +48,8 @@ pub enum Service {
     /// Both send `bytes` bytes at the same time: the guest those of a [`Source`] with the header's
     /// `hash` as seed, the host those of [`the next seed`](Header::seed_of_host).
     Both,
+    /// The guest sends the capture at [`WATCHED_FILE`], then closes.
+    Watched,
 }
 
 /// First bytes of a connection.
@@ -52,7 +58,7 @@ pub struct Header {
     /// The purpose of the connection.
     pub service: Service,
     /// Payload bytes that follow the header (SINK, ECHO, BOTH) or that the guest shall send
-    /// (SOURCE, BOTH); POUR: unused.
+    /// (SOURCE, BOTH); POUR, WATCHED: unused.
     pub bytes: u64,
     /// SINK: [`hash`] of the payload. SOURCE, BOTH: seed of the guest's payload. Else unused.
     pub hash: u64,
@@ -73,6 +79,7 @@ impl Header {
             Service::Echo => 2,
             Service::Pour => 3,
             Service::Both => 4,
+            Service::Watched => 5,
         };
         out[8..16].copy_from_slice(&self.bytes.to_be_bytes());
         out[16..24].copy_from_slice(&self.hash.to_be_bytes());
@@ -98,6 +105,7 @@ impl Header {
             (MAGIC, 2) => Service::Echo,
             (MAGIC, 3) => Service::Pour,
             (MAGIC, 4) => Service::Both,
+            (MAGIC, 5) => Service::Watched,
             _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "not a lab header")),
         };
         Ok(Self { service, bytes: be_u64(&raw[8..16]), hash: be_u64(&raw[16..24]) })
@@ -145,10 +153,20 @@ impl Verdict {
     }
 }
 
+/// Bytes that are poured before the same come again.
+pub const POURED: usize = 64 << 10;
+
+/// They.
+#[must_use]
+pub fn poured() -> Vec<u8> {
+    let mut chunk = vec![0; POURED];
+    fill(0, &mut chunk);
+    chunk
+}
+
 /// The same bytes again and again until the other side ends the connection.
 pub fn pour(stream: &mut impl Write) {
-    let mut chunk = vec![0; 64 << 10];
-    fill(0, &mut chunk);
+    let chunk = poured();
     while stream.write_all(&chunk).is_ok() {}
 }
 
@@ -237,7 +255,14 @@ mod tests {
 
     #[test]
     fn a_header_reads_back_as_written() {
-        let all = [Service::Sink, Service::Source, Service::Echo, Service::Pour, Service::Both];
+        let all = [
+            Service::Sink,
+            Service::Source,
+            Service::Echo,
+            Service::Pour,
+            Service::Both,
+            Service::Watched,
+        ];
         for service in all {
             let header = Header { service, bytes: 0x0102_0304_0506, hash: 0xdead_beef_0bad_cafe };
             let read = Header::read_from(&mut header.to_bytes().as_slice()).expect("reads");

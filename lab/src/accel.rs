@@ -10,7 +10,8 @@ use anyhow::Result;
 use clap::ValueEnum;
 use serde::Serialize;
 
-use crate::image::Image;
+use crate::image::{Image, log_dir};
+use crate::rundir::RunDir;
 use crate::vmm::{Guest, Places, Spec, Vmm};
 
 /// A guest under working KVM is up in about a second; one that takes this long never comes.
@@ -27,14 +28,24 @@ pub enum Accel {
 }
 
 impl Accel {
+    /// The one that was asked for, or what [`Self::probe`] finds.
+    ///
+    /// # Errors
+    /// Those of it.
+    pub fn or_probe(asked: Option<Self>, image: &Image) -> Result<Self> {
+        asked.map_or_else(|| Self::probe(image), Ok)
+    }
+
     /// KVM if a guest boots under it here, TCG otherwise. Takes up to 8 seconds.
     ///
     /// # Errors
-    /// QEMU cannot be started at all.
-    pub fn probe(image: &Image, places: Places<'_>) -> Result<Self> {
+    /// There is no room for its files.
+    pub fn probe(image: &Image) -> Result<Self> {
         if OpenOptions::new().read(true).write(true).open("/dev/kvm").is_err() {
             return Ok(Self::Tcg);
         }
+        let run_dir = RunDir::create()?;
+        let places = Places { sockets: run_dir.path(), logs: &log_dir("probe")? };
         let spec = Spec {
             name: "kvm-probe".to_owned(),
             vmm: Vmm::Qemu(Self::Kvm),

@@ -3,6 +3,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -61,7 +62,7 @@ impl Captures {
                 started.push(Side { port: port.clone(), file, process, before });
             }
             for side in &mut started {
-                side.wait_for(HEADER)?;
+                wait_for(&mut side.process, &side.file, HEADER)?;
             }
             // Frames that passed while they started are in one file and not in the other, or in
             // none.
@@ -93,7 +94,7 @@ impl Captures {
             let missed = port["captures_missed"].as_u64().context("no count of missed frames")?;
             ensure!(missed == 0, "the capture of {} missed {missed} frames", side.port);
             let end = HEADER + bytes(port)? - side.before;
-            side.wait_for(end)?;
+            wait_for(&mut side.process, &side.file, end)?;
             side.process.kill();
             OpenOptions::new().write(true).open(&side.file)?.set_len(end)?;
         }
@@ -124,23 +125,6 @@ impl Captures {
     }
 }
 
-impl Side {
-    /// Waits until the file is so long.
-    fn wait_for(&mut self, len: u64) -> Result<()> {
-        let deadline = Instant::now() + LIMIT;
-        while fs::metadata(&self.file).map_or(0, |m| m.len()) < len {
-            self.process.check_alive()?;
-            ensure!(
-                Instant::now() < deadline,
-                "the capture of {} is not complete after {LIMIT:?}",
-                self.port
-            );
-            thread::sleep(Duration::from_millis(5)); // polls the file's length, and the child
-        }
-        Ok(())
-    }
-}
-
 /// The numbers of frames that captures of the network's port and of a guest's would have so far.
 fn counters(daemon: &mut Daemon, [net, guest]: &[String; 2]) -> Result<[u64; 2]> {
     let status = status(daemon)?;
@@ -162,4 +146,51 @@ fn bytes(port: &Value) -> Result<u64> {
     let count = |name: &str| port[name].as_u64().with_context(|| format!("no {name} in {port}"));
     let frames = count("frames_from_port")? + count("frames_to_port")?;
     Ok(frames * RECORD_HEADER + count("bytes_from_port")? + count("bytes_to_port")?)
+}
+
+/// A capture by `nightporter-guest watch` on an interface of the host.
+#[derive(Debug)]
+pub(crate) struct Capturing(Process);
+
+impl Capturing {
+    /// Captures the connections of this address; returns when it sees all of their frames.
+    ///
+    /// # Errors
+    /// It did not start.
+    pub(crate) fn start(
+        tool: &Path,
+        interface: &str,
+        address: &str,
+        file: &Path,
+        log: &Path,
+    ) -> Result<Self> {
+        let _ = fs::remove_file(file); // of one before
+        let mut command = Command::new(tool);
+        command.args(["watch", interface, "--host", address, "-w"]).arg(file);
+        let mut it = Self(Process::spawn("nightporter-guest watch", command, log)?);
+        wait_for(&mut it.0, file, HEADER)?;
+        Ok(it)
+    }
+
+    /// Ends it; no frame was missed, and all are in the file.
+    ///
+    /// # Errors
+    /// It has failed, or missed frames.
+    pub(crate) fn end(&mut self, log: &Path) -> Result<()> {
+        let status = self.0.terminate(LIMIT)?;
+        let said = fs::read_to_string(log)?;
+        ensure!(status.success() && said.ends_with(" 0 missed\n"), "a capture: {said}");
+        Ok(())
+    }
+}
+
+/// Waits until the file is so long.
+fn wait_for(process: &mut Process, file: &Path, len: u64) -> Result<()> {
+    let deadline = Instant::now() + LIMIT;
+    while fs::metadata(file).map_or(0, |m| m.len()) < len {
+        process.check_alive()?;
+        ensure!(Instant::now() < deadline, "{} is not complete after {LIMIT:?}", file.display());
+        thread::sleep(Duration::from_millis(5)); // polls the file's length, and the child
+    }
+    Ok(())
 }

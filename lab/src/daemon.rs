@@ -264,6 +264,11 @@ impl Daemon {
         self.process.check_alive()
     }
 
+    /// Its process.
+    pub(crate) fn pid(&self) -> i32 {
+        self.process.pid()
+    }
+
     /// Its time on its core so far.
     ///
     /// # Errors

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use nightporter_guest::control::{Command, Reply};
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::accel::Accel;
 use crate::boost::{Boosting, Source};
@@ -29,19 +29,21 @@ use crate::download::{both, download};
 use crate::experiment::verdict::Check;
 use crate::experiment::{Experiment, Results};
 use crate::flood::{Complaints, Flood};
-use crate::image::{Image, NO_NP_FLOOD, log_dir};
+use crate::image::{Image, NO_NP_FLOOD};
 use crate::link::Link;
 use crate::passt::Passt;
+use crate::placement::{HostCore, Placement, move_to_guests};
 use crate::process::{self, CpuUse};
 use crate::progress::Progress;
 use crate::rundir::RunDir;
-use crate::sched::{Layout, Scheduler};
+use crate::sched::{Competition, Layout, Scheduler};
 use crate::transfer::{Outcome, Upload};
-use crate::vmm::Places;
 use crate::world::{Net, World, address, guest_name};
 
 use case::{Case, Kit, run_case};
 use measures::MEASURES;
+pub use measures::Terms;
+pub(crate) use measures::{ACKED, ANSWER, BACK_END_CPU, DELIVERED, VMM_CPU, size};
 use page::Shown;
 pub use paths::{Direction, NetPath};
 use rounds::BOTH_BYTES;
@@ -49,10 +51,8 @@ pub(crate) use rounds::GOLDEN;
 use sizes::{SIZES, sizes};
 use troubles::{GuestShare, GuestTcp};
 
-/// Guests on the contended core, as in the papers' experiments.
-const GUESTS: usize = 3;
 /// The guest at the other end of all transfers.
-const RECEIVER: u8 = 0;
+pub(crate) const RECEIVER: u8 = 0;
 
 /// Sizes that are captured for the trace checker.
 const TRACED: [usize; 3] = [10_000, 100_000, 1_000_000];
@@ -67,8 +67,8 @@ const CYCLE: Duration = Duration::from_millis(90);
 /// The measurements.
 #[derive(Debug, Clone, Serialize)]
 pub struct Options {
-    /// The scheduler and the link: one case after the other.
-    pub cases: Vec<(Scheduler, Link)>,
+    /// One case after the other.
+    pub cases: Vec<Terms>,
     /// The cgroups in which the guests compete.
     pub layout: Layout,
     /// Transfers for each path and size, at most.
@@ -110,53 +110,10 @@ pub fn run(options: &Options) -> Result<bool> {
     if options.is_short {
         short::warn_if_busy();
     }
-    let mut progress = Progress::start();
     let cores = Cores::plan()?;
-    cores.leave_contended()?;
-    let _awake = Awake::hold();
-    progress.step("preparing the guests' kernel and initramfs");
-    let image = Image::for_qemu()?;
-    let mut options = options.clone();
-    if !image.np_flood && options.down_paths.contains(&NetPath::FloodBpf) {
-        options.down_paths.retain(|&path| path != NetPath::FloodBpf);
-        eprintln!("no downloads over {}: {NO_NP_FLOOD}", NetPath::FloodBpf);
-    }
-    let passt = find_passt(&mut options, &mut progress);
-    let options = &options;
-    let accel = match options.accel {
-        Some(accel) => accel,
-        None => {
-            progress.step("booting a guest to see whether KVM works here");
-            let run_dir = RunDir::create()?;
-            Accel::probe(&image, Places { sockets: run_dir.path(), logs: &log_dir("demo")? })?
-        }
-    };
-    if options.is_short {
-        progress.expect(options.about());
-    }
-    let mut results = Results::open(&Experiment {
-        name: "demo",
-        measures: &MEASURES,
-        settings: json!({ "options": options, "accel": accel }),
-        out: None,
-    })?;
-    let mut cases = Vec::new();
-    for &case in &options.cases {
-        // A thread of its own, because a world takes its thread into its network namespace.
-        let (cores, image, progress) = (&cores, &image, &mut progress);
-        let (options, results) = (&options.of_case(case.0), &mut results);
-        let case = thread::scope(|scope| {
-            let kit = Kit { image, passt: passt.as_ref(), accel };
-            let inside =
-                scope.spawn(move || run_case(case, options, cores, kit, (progress, results)));
-            inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        })?;
-        cases.push(case);
-    }
-    progress.clear();
+    let Run { mut results, cases, machine } = measure("demo", options, &cores)?;
     let checks: Vec<Check> = cases.iter().flat_map(|case| case.checks(&results)).collect();
     checks.into_iter().for_each(|check| results.check(check));
-    let machine = format!("{accel} on {} cores", cores.others.len() + 1);
     if options.is_short {
         let shown = |case| Case::shown(case, &results, &machine);
         let shown: Vec<Shown<'_>> = cases.iter().map(shown).collect();
@@ -168,6 +125,66 @@ pub fn run(options: &Options) -> Result<bool> {
     println!("{LEGEND}");
     cases.iter().for_each(|case| println!("{}", case.told));
     results.finish()
+}
+
+/// The cases that were measured.
+pub(crate) struct Run {
+    pub(crate) results: Results,
+    cases: Vec<Case>,
+    /// How QEMU ran the guests, and on how many cores.
+    machine: String,
+}
+
+/// The result of the experiment of this name.
+pub(crate) const fn result(name: &'static str) -> Experiment {
+    Experiment { name, measures: &MEASURES, settings: Value::Null, out: None }
+}
+
+/// These are results for the same options.
+pub(crate) fn is_of(results: &Results, options: &Options) -> bool {
+    results.settings()["options"] == json!(options)
+}
+
+/// Measures the cases, for the experiment of this name.
+///
+/// # Errors
+/// Whatever kept it from finishing.
+pub(crate) fn measure(name: &'static str, options: &Options, cores: &Cores) -> Result<Run> {
+    let mut progress = Progress::start();
+    cores.leave_contended()?;
+    let _awake = Awake::hold();
+    progress.step("preparing the guests' kernel and initramfs");
+    let image = Image::for_qemu()?;
+    let mut options = options.clone();
+    if !image.np_flood && options.down_paths.contains(&NetPath::FloodBpf) {
+        options.down_paths.retain(|&path| path != NetPath::FloodBpf);
+        eprintln!("no downloads over {}: {NO_NP_FLOOD}", NetPath::FloodBpf);
+    }
+    let passt = find_passt(&mut options, &mut progress);
+    let options = &options;
+    progress.step("seeing whether KVM works here");
+    let accel = Accel::or_probe(options.accel, &image)?;
+    if options.is_short {
+        progress.expect(options.about());
+    }
+    let settings = json!({ "options": options, "accel": accel });
+    let mut results = Results::open(&Experiment { settings, ..result(name) })?;
+    let mut cases = Vec::new();
+    for &case in &options.cases {
+        // A thread of its own, because a world takes its thread into its network namespace.
+        let (image, progress) = (&image, &mut progress);
+        let (options, results) = (&options.of_case(case.scheduler), &mut results);
+        let case = thread::scope(|scope| {
+            let kit = Kit { image, passt: passt.as_ref(), accel };
+            let inside =
+                scope.spawn(move || run_case(case, options, cores, kit, (progress, results)));
+            inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })?;
+        cases.push(case);
+    }
+    progress.clear();
+    let machine = format!("{accel} on {} cores", cores.others.len() + 1);
+    Ok(Run { results, cases, machine })
 }
 
 const LEGEND: &str = "
@@ -199,6 +216,7 @@ fn find_passt(options: &mut Options, progress: &mut Progress) -> Option<Passt> {
 pub(crate) struct Lab {
     pub(crate) world: World,
     scheduler: Scheduler,
+    placement: Placement,
     /// Moments of the guests' cycle are counted from here.
     origin: Instant,
     loops_per_ms: u64,
@@ -218,11 +236,12 @@ pub(crate) struct Lab {
 }
 
 impl Lab {
-    pub(crate) fn new(world: World, scheduler: Scheduler) -> Self {
+    pub(crate) fn new(world: World, scheduler: Scheduler, placement: Placement) -> Self {
         let origin = Instant::now();
         Self {
             world,
             scheduler,
+            placement,
             origin,
             loops_per_ms: 0,
             offload: None,
@@ -235,6 +254,22 @@ impl Lab {
             selected: None,
             vcpu_times: BTreeMap::new(),
         }
+    }
+
+    /// The same, of guests that have begun to compete, with their loads.
+    pub(crate) fn compete(
+        world: World,
+        terms: Terms,
+        cores: &Cores,
+        run_dir: &RunDir,
+    ) -> Result<(Self, Competition)> {
+        let mut lab = Self::new(world, terms.scheduler, terms.placement);
+        lab.warm_up()?;
+        let how = (terms.scheduler, Layout::Session);
+        let competition = Competition::start(how, cores, &lab.world.guests, run_dir)?;
+        lab.place_host(cores)?;
+        lab.start_load()?;
+        Ok((lab, competition))
     }
 
     /// Lets every path carry data once (caches, translated code), then finds out how fast a vCPU
@@ -301,9 +336,26 @@ impl Lab {
     }
 
     pub(crate) fn start_load(&mut self) -> Result<()> {
-        let Some(percent) = self.scheduler.load_percent() else { return Ok(()) };
+        if !self.scheduler.has_load() {
+            return Ok(());
+        }
+        let (loops_per_ms, percent) = (self.loops_per_ms, self.placement.load_percent);
         for guest in &mut self.world.guests {
-            guest.call(&Command::LoadStart { loops_per_ms: self.loops_per_ms, percent })?;
+            guest.call(&Command::LoadStart { loops_per_ms, percent })?;
+        }
+        Ok(())
+    }
+
+    /// Moves the host's side to the guests' core, if it is to be there.
+    fn place_host(&self, cores: &Cores) -> Result<()> {
+        if self.placement.host == HostCore::Own {
+            return Ok(());
+        }
+        for guest in &self.world.guests {
+            move_to_guests(guest.pid(), &guest.vcpu_threads()?, self.scheduler, cores)?;
+        }
+        for pid in self.world.back_ends() {
+            move_to_guests(pid, &[], self.scheduler, cores)?;
         }
         Ok(())
     }
@@ -322,7 +374,7 @@ impl Lab {
     fn guest_shares(&mut self, before: &Clock) -> Result<Vec<GuestShare>> {
         let now = self.clock()?;
         let elapsed = now.at.duration_since(before.at).as_secs_f64();
-        let loaded = self.scheduler.load_percent().is_some();
+        let loaded = self.scheduler.has_load();
         let mut shares = Vec::new();
         for (index, guest) in self.world.guests.iter_mut().enumerate() {
             let (was, is) = (before.vcpu[index], now.vcpu[index]);
@@ -356,7 +408,7 @@ impl Lab {
 
     /// How long it takes until all guests have had their turn, or what is taken for it.
     pub(crate) fn cycle(&self) -> Duration {
-        self.scheduler.cycle(GUESTS).unwrap_or(CYCLE)
+        self.scheduler.cycle(self.placement.guests).unwrap_or(CYCLE)
     }
 
     /// Waits for the next time this moment of the cycle comes, after a pause.
@@ -462,7 +514,7 @@ impl Lab {
         self.world.remote().enter(|| upload.send(receiver(path), TRANSFER_LIMIT))
     }
 
-    fn fetch(&self, path: NetPath, bytes: usize, seed: u64) -> Result<Outcome> {
+    pub(crate) fn fetch(&self, path: NetPath, bytes: usize, seed: u64) -> Result<Outcome> {
         let (from, limit) = (receiver(path), TRANSFER_LIMIT);
         self.world.remote().enter(|| download(from, bytes, seed, limit))
     }

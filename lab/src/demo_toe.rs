@@ -214,15 +214,8 @@ pub(crate) fn vmm(
         Between::Uml => Ok((Vmm::Uml, Image::for_uml()?.with_sockets()?)),
         Between::Qemu => {
             let image = Image::for_qemu()?.with_sockets()?;
-            let accel = match accel {
-                Some(accel) => accel,
-                None => {
-                    progress.step("booting a guest to see whether KVM works here");
-                    let run_dir = RunDir::create()?;
-                    let logs = log_dir("demo-toe")?;
-                    Accel::probe(&image, Places { sockets: run_dir.path(), logs: &logs })?
-                }
-            };
+            progress.step("seeing whether KVM works here");
+            let accel = Accel::or_probe(accel, &image)?;
             Ok((Vmm::Qemu(accel), image))
         }
         Between::None => bail!("the hosts are measured beside guests"),

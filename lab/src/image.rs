@@ -181,6 +181,14 @@ impl Image {
         Ok(Self { preload: Some(preload), ..image })
     }
 
+    /// The guests' tool, which runs here as well.
+    ///
+    /// # Errors
+    /// No cargo.
+    pub(crate) fn guest_tool() -> Result<PathBuf> {
+        built("nightporter-flood", Artifact::Program("nightporter-guest"))
+    }
+
     fn pack(
         kernel: PathBuf,
         initramfs: PathBuf,
@@ -188,7 +196,7 @@ impl Image {
         needed: &[&str],
     ) -> Result<Self> {
         let agent = built("nightporter-guest", Artifact::Program("nightporter-lab-guest"))?;
-        let tool = built("nightporter-flood", Artifact::Program("nightporter-guest"))?;
+        let tool = Self::guest_tool()?;
         let files = module_files(&modules, needed)?;
         write_whole(&initramfs, &pack_initramfs(&read(&agent)?, &read(&tool)?, &files)?)?;
         let version = run(&tool.to_string_lossy(), &["--version"])?;

@@ -30,12 +30,16 @@
 //! | [`compare`] | congestion offload compared with Linux's own CUBIC, over one bottleneck |
 //! | [`boosted`] | boosted VMs, their neighbours and the daemon's worker on one core |
 //! | [`crowd`] | the cost of many VMs that do not run |
+//! | [`always_on`] | guests that send without end: the ACKs that host and guest see |
+//! | [`delays`] | where segments wait: in the host, and for the guest |
+//! | [`together`] | several uploads at once to one guest |
 //! | [`outside`] | the same uploads by curl |
 //!
 //! Nothing is named in the host's own network namespace, so there is nothing to clean up there:
 //! bridge, taps and the remote host disappear with the processes that hold them.
 
 pub mod accel;
+pub mod always_on;
 mod boost;
 pub mod boosted;
 pub mod captures;
@@ -43,10 +47,12 @@ pub mod compare;
 pub mod cpus;
 pub mod crowd;
 pub mod daemon;
+pub mod delays;
 pub mod demo;
 pub mod demo_toe;
 pub mod download;
 pub mod experiment;
+pub mod figures;
 pub mod flood;
 pub mod guest;
 pub mod host;
@@ -58,16 +64,19 @@ pub mod outside;
 pub mod packages;
 pub mod passt;
 pub mod peer;
+pub mod placement;
 pub mod process;
 pub mod progress;
 pub mod rundir;
 pub mod scenario;
 pub mod sched;
+pub mod together;
 pub mod transfer;
 pub mod vmm;
 pub mod world;
 
 mod cpio;
+mod flows;
 mod front_end;
 mod sys;
 #[allow(dead_code)] // shared with the tests of the daemon, which use more of it

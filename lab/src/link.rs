@@ -51,10 +51,14 @@ mod wire;
 pub enum Link {
     /// A data centre: 10 Gbit/s, 0.1 ms round trip.
     Lan,
+    /// The vSnoop paper's machine room: 1 Gbit/s, 0.1 ms.
+    Gigabit,
     /// A city: 1 Gbit/s, 10 ms.
     Metro,
     /// A continent: 100 Mbit/s, 40 ms.
     Wan,
+    /// The network of the study of VM effects: 100 Mbit/s, 0.1 ms.
+    Hundred,
 }
 
 impl Link {
@@ -70,8 +74,8 @@ impl Link {
     pub fn rate(self) -> u64 {
         match self {
             Self::Lan => 10_000_000_000,
-            Self::Metro => 1_000_000_000,
-            Self::Wan => 100_000_000,
+            Self::Gigabit | Self::Metro => 1_000_000_000,
+            Self::Wan | Self::Hundred => 100_000_000,
         }
     }
 
@@ -79,7 +83,7 @@ impl Link {
     #[must_use]
     pub fn round_trip(self) -> Duration {
         match self {
-            Self::Lan => Duration::from_micros(100),
+            Self::Lan | Self::Gigabit | Self::Hundred => Duration::from_micros(100),
             Self::Metro => Duration::from_millis(10),
             Self::Wan => Duration::from_millis(40),
         }

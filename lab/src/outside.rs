@@ -11,14 +11,15 @@ use serde::Serialize;
 
 use crate::accel::Accel;
 use crate::cpus::{Awake, Cores};
-use crate::demo::{GOLDEN, Lab, NetPath, receiver};
+use crate::demo::{GOLDEN, Lab, NetPath, Terms, receiver};
 use crate::experiment::{Better, Cell, Experiment, Measure, Results, Rounds, Values, measure};
 use crate::image::{Image, log_dir};
 use crate::link::Link;
+use crate::placement::Placement;
 use crate::process;
 use crate::progress::Progress;
 use crate::rundir::RunDir;
-use crate::sched::{Competition, Layout, Scheduler};
+use crate::sched::Scheduler;
 use crate::transfer::Upload;
 use crate::vmm::{Places, Vmm};
 use crate::world::World;
@@ -68,13 +69,10 @@ pub fn run(options: &Options) -> Result<bool> {
         let results = &mut results;
         let inside = scope.spawn(|| -> Result<()> {
             let places = Places { sockets: run_dir.path(), logs: &logs };
-            let guests = [(Vmm::Qemu(options.accel), &image); 3];
+            let guests = vec![(Vmm::Qemu(options.accel), &image); Placement::USUAL.guests];
             let world = World::start(&guests, true, Some(options.link.shape()), places)?;
-            let mut lab = Lab::new(world, options.scheduler);
-            lab.warm_up()?;
-            let case = (options.scheduler, Layout::Session);
-            let competition = Competition::start(case, &cores, &lab.world.guests, &run_dir)?;
-            lab.start_load()?;
+            let terms = Terms::usual(options.scheduler, options.link);
+            let (mut lab, competition) = Lab::compete(world, terms, &cores, &run_dir)?;
             for path in [NetPath::Tap, NetPath::AckOffload] {
                 compare(&mut lab, path, options, &file.to_string_lossy(), results)?;
             }

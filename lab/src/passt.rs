@@ -102,6 +102,13 @@ pub struct Running {
     pub socket: PathBuf,
 }
 
+impl Running {
+    /// Its process.
+    pub(crate) fn pid(&self) -> i32 {
+        self.process.pid()
+    }
+}
+
 /// The source, unpacked to `source` in `dir`, whose checksum apt has verified; its version.
 fn fetch(dir: &Path) -> Result<String> {
     let list = dir.join("sources.list");

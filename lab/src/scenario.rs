@@ -27,6 +27,7 @@ use serde_json::Value;
 
 use crate::accel::Accel;
 use crate::download::{both, download};
+use crate::figures;
 use crate::flood::Flood;
 use crate::host;
 use crate::hosts::Hosts;
@@ -58,11 +59,13 @@ enum Run {
     Between(Between),
     /// A guest that moves so often.
     Migrations(usize),
+    /// A figure of a paper, measured and drawn.
+    Figure,
 }
 
 /// Name, guests by kind, what happens in the world. A scenario whose name begins with `long_` is
 /// run only if asked for.
-const IN_WORLD: [(&str, Kind, InWorld); 27] = [
+const IN_WORLD: [(&str, Kind, InWorld); 30] = [
     ("ten_megabytes_arrive_whole_each_way_and_as_an_echo", Kind::Qemu, ten_megabytes_each_way),
     ("a_user_mode_linux_guest_takes_and_sends_data", Kind::Uml, ten_megabytes_each_way),
     ("threads_of_a_user_mode_linux_guest_keep_their_vector_registers", Kind::Uml, vectors),
@@ -89,6 +92,13 @@ const IN_WORLD: [(&str, Kind, InWorld); 27] = [
     ("long_gaps_when_their_daemon_was_killed", Kind::Qemu, gaps::run),
     ("what_comes_by_a_tap_that_is_attached_is_never_lost", Kind::QemuAttached, attached::run),
     ("long_life_of_an_attached_tap_of_user_mode_linux", Kind::UmlAttached, attached::run),
+    (
+        "long_attaching_and_detaching_amid_transfers",
+        Kind::QemuAttached,
+        attached::attached_again_and_again,
+    ),
+    ("long_bulk_over_an_attached_tap", Kind::QemuAttached, attached::bulk),
+    ("long_bulk_over_an_attached_tap_of_user_mode_linux", Kind::UmlAttached, attached::bulk),
     ("two_user_mode_linux_guests_have_sockets_over_their_host", Kind::UmlToe, sockets::run),
     ("two_qemu_guests_have_sockets_over_their_host", Kind::QemuToe, sockets::run),
     ("programs_see_of_sockets_over_their_host_what_they_see_of_tcp", Kind::UmlToe, sockets::suite),
@@ -112,6 +122,9 @@ const BETWEEN: [(&str, Kind, Between); 9] = [
 /// The same of guests of QEMU that migrate so many times.
 const MIGRATIONS: [(&str, usize); 2] =
     [("a_guest_migrates_under_load", 3), ("long_migrations_under_load", 20)];
+
+/// That of a figure.
+const FIGURE: &str = "a_figure_is_measured_on_a_guest_and_drawn";
 
 /// Needless retransmissions that a 50 MB upload may have on a busy host. Beside six busy loops on
 /// four cores half of the uploads had none; the worst of ten had 8 with captures, 19 without.
@@ -149,7 +162,8 @@ fn choose(filter: &str) -> (Vec<Scenario>, Vec<Scenario>) {
         name.contains(filter) && (filter.starts_with("long") || !name.starts_with("long"))
     };
     let migrations = MIGRATIONS.iter().map(|&(name, n)| (name, Kind::Qemu, Run::Migrations(n)));
-    in_world.chain(between).chain(migrations).partition(|(name, ..)| is_chosen(name))
+    let figure = [(FIGURE, Kind::Qemu, Run::Figure)];
+    in_world.chain(between).chain(migrations).chain(figure).partition(|(name, ..)| is_chosen(name))
 }
 
 /// Downloads, builds and packs the guests of [`run_all`], which then need not.
@@ -288,9 +302,7 @@ struct Lab {
 impl Lab {
     fn prepare(scenarios: &[Scenario]) -> Result<Self> {
         let images = Images::make(scenarios)?;
-        let run_dir = RunDir::create()?;
-        let places = Places { sockets: run_dir.path(), logs: &log_dir("probe")? };
-        Ok(Self { accel: Accel::probe(&images.qemu, places)?, images })
+        Ok(Self { accel: Accel::probe(&images.qemu)?, images })
     }
 
     fn guest(&self, kind: Kind) -> Result<(Vmm, &Image)> {
@@ -321,6 +333,7 @@ impl Lab {
         let guest = self.guest(kind)?;
         match run {
             Run::Migrations(count) => migrated::run(guest, places, count),
+            Run::Figure => figures::one(self.accel),
             Run::Between(run) => {
                 let mut hosts = Hosts::start(guest.0, guest.1, PAIR_MEMORY_MIB, places)?;
                 run(&mut hosts)?;

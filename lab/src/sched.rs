@@ -64,10 +64,10 @@ const QUOTA_US: u32 = 30_000;
 const PERIOD_US: u32 = 100_000;
 
 impl Scheduler {
-    /// Demand of each guest's load, percent of the core: all of it, always.
+    /// The guests have a load.
     #[must_use]
-    pub fn load_percent(self) -> Option<u64> {
-        (self != Self::Idle).then_some(100)
+    pub fn has_load(self) -> bool {
+        self != Self::Idle
     }
 
     /// How long it takes until the guests have had their turns, where that is fixed.

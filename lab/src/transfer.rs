@@ -223,15 +223,18 @@ impl Sending<'_> {
     }
 }
 
-/// Lets the guest send `bytes` bytes and checks that they are what `seed` makes.
+/// Lets the guest send `bytes` bytes and checks that they are what `seed` makes. Returns the time
+/// until all were read.
 ///
 /// # Errors
 /// The connection failed or was slower than `limit`, or something else came.
-pub fn fetch(address: Ipv4Addr, bytes: usize, seed: u64, limit: Duration) -> Result<()> {
+pub fn fetch(address: Ipv4Addr, bytes: usize, seed: u64, limit: Duration) -> Result<Duration> {
     let header = Header { service: Service::Source, bytes: bytes as u64, hash: seed };
+    let start = Instant::now();
     let mut stream = open(address, &header, limit)?;
     let mut got = Vec::with_capacity(bytes);
     stream.read_to_end(&mut got).context("receiving")?;
+    let took = start.elapsed();
     let mut source = Source::new();
     source.reach(seed, bytes);
     ensure!(
@@ -239,7 +242,7 @@ pub fn fetch(address: Ipv4Addr, bytes: usize, seed: u64, limit: Duration) -> Res
         "{} bytes came, and not the {bytes} asked for",
         got.len()
     );
-    Ok(())
+    Ok(took)
 }
 
 /// Sends `bytes` bytes and checks that the same come back, both directions at once.

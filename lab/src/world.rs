@@ -22,7 +22,7 @@ pub const BOOT_LIMIT: Duration = Duration::from_secs(60);
 const GUEST_MEMORY_MIB: u32 = 192;
 
 /// The tap of the first guest that is attached.
-const ATTACHED: &str = "attached";
+pub(crate) const ATTACHED: &str = "attached";
 
 /// One of a guest's NICs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -210,6 +210,23 @@ impl World {
     /// This world has none.
     pub fn daemon(&mut self) -> Result<&mut Daemon> {
         self.daemon.as_mut().context("this needs nightporterd")
+    }
+
+    /// Processes that carry the guests' frames.
+    pub(crate) fn back_ends(&self) -> impl Iterator<Item = i32> {
+        let daemon = self.daemon.iter().map(Daemon::pid);
+        daemon.chain(self.passts.iter().map(|(_, passt)| passt.pid()))
+    }
+
+    /// The process that carries the first guest's frames of this NIC; QEMU's own tap has none.
+    pub(crate) fn back_end(&self, net: Net) -> Option<i32> {
+        match net {
+            Net::Tap => None,
+            Net::Nightporter | Net::Attached => self.daemon.as_ref().map(Daemon::pid),
+            Net::Passt | Net::PasstTuned => {
+                self.passts.iter().find(|(of, _)| *of == net).map(|(_, passt)| passt.pid())
+            }
+        }
     }
 
     /// Captures both sides of a guest's connections over this NIC, one on the daemon, into `dir`.

@@ -8,6 +8,7 @@ pub mod captures;
 pub mod figures;
 pub mod link;
 pub mod long;
+pub mod map;
 pub mod mutants;
 pub mod observer;
 pub mod plan;

@@ -13,6 +13,7 @@ use nightporter_check::weight::SEEDS_MIN;
 use nightporter_sim::captures;
 use nightporter_sim::figures;
 use nightporter_sim::long;
+use nightporter_sim::map;
 use nightporter_sim::mutants::survey;
 use nightporter_sim::plan::Plan;
 use nightporter_sim::run::{Totals, explain, run_plan, run_seeds};
@@ -51,6 +52,19 @@ enum Command {
         /// The directory for the files.
         #[arg(long, default_value = "target/figures")]
         out: PathBuf,
+        /// Runs at a time; by default, the number of processors.
+        #[arg(long)]
+        jobs: Option<usize>,
+    },
+    /// Compute how much sooner transfers are over, over size, round trip, scheduler and share of
+    /// the core: a page and its pictures.
+    Map {
+        /// The directory for them.
+        #[arg(long, default_value = "target/map")]
+        out: PathBuf,
+        /// A result of `nightporter-lab demo`, to put beside. May be repeated.
+        #[arg(long)]
+        lab: Vec<PathBuf>,
         /// Runs at a time; by default, the number of processors.
         #[arg(long)]
         jobs: Option<usize>,
@@ -178,6 +192,9 @@ struct RunArgs {
     /// Seeds with a guest behind a tap of its own, whose daemon is away now and then (LIFE-17).
     #[arg(long, conflicts_with_all = ["plan", "without_offload"])]
     tap: bool,
+    /// Seeds whose guests have accept offload.
+    #[arg(long, conflicts_with_all = ["plan", "without_offload", "tap"])]
+    accept: bool,
     /// Stop at the first failure: the lowest of the failed seeds that ran at that time.
     #[arg(long, conflicts_with_all = ["seed", "plan"])]
     first: bool,
@@ -196,6 +213,12 @@ fn main() -> ExitCode {
         Command::Figures { out, jobs: wanted } => {
             figures::draw(&figures::Effort::FULL, jobs(wanted), &out).map(|table| {
                 say!("{table}\nfigures are in {}", out.display());
+                ExitCode::SUCCESS
+            })
+        }
+        Command::Map { out, lab, jobs: wanted } => {
+            map::draw(map::Effort::FULL, jobs(wanted), &lab, &out).map(|()| {
+                say!("the map is in {}", out.display());
                 ExitCode::SUCCESS
             })
         }
@@ -248,10 +271,11 @@ fn read_plan(path: &Path) -> anyhow::Result<Plan> {
 fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let one = args.plan.is_some() || args.seed.is_some();
     anyhow::ensure!(one || !args.shrink, "--shrink goes with --seed or --plan");
-    let plan_of = match (args.tap, args.without_offload) {
-        (true, _) => Plan::with_tap,
-        (false, true) => Plan::without_offload,
-        (false, false) => Plan::from_seed,
+    let plan_of = match (args.tap, args.accept, args.without_offload) {
+        (true, ..) => Plan::with_tap,
+        (_, true, _) => Plan::with_accept,
+        (.., true) => Plan::without_offload,
+        _ => Plan::from_seed,
     };
     let plan = match (&args.plan, args.seed) {
         (Some(path), _) => Some(read_plan(path)?),

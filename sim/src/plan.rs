@@ -148,6 +148,9 @@ pub struct GuestPlan {
     /// The host sends for it (congestion offload).
     #[serde(default)]
     pub congestion_offload: bool,
+    /// The host answers SYNs for it (accept offload).
+    #[serde(default)]
+    pub accepts: Accepts,
     /// By NewReno instead of CUBIC.
     #[serde(default)]
     pub new_reno: bool,
@@ -158,6 +161,18 @@ pub struct GuestPlan {
     pub forwards: Option<ForwardPlan>,
     /// Its TCP.
     pub stack: StackPlan,
+}
+
+/// Accept offload of a VM.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub enum Accepts {
+    /// It has none.
+    #[default]
+    No,
+    /// A source's own connections speak for it.
+    BySource,
+    /// All of them do.
+    ForAny,
 }
 
 /// A machine on the network, and the path to it.
@@ -257,6 +272,9 @@ pub struct Quirks {
     pub acks_ahead: bool,
     /// Now and then it throws away what it has SACKed (RFC 2018 section 8).
     pub reneges: bool,
+    /// No rarity: its congestion window grows by CUBIC with HyStart, and its receive buffer, which
+    /// `receive_bytes` bounds then, is tuned, as in Linux by default. It needs timestamps.
+    pub as_linux: bool,
 }
 
 /// How a guest floods (`guest/flood`).

@@ -4,6 +4,7 @@
 //! rest (Groce et al., "Swarm testing", ISSTA 2012). So two features that mask each other are
 //! rarely both there, and rare combinations are.
 
+mod accept;
 mod behind;
 mod floods;
 mod late_ack;
@@ -277,6 +278,7 @@ impl Swarm {
             ack_offload: self.random.percent(95),
             congestion_offload: false,
             new_reno: false,
+            accepts: crate::plan::Accepts::No,
             frame_ns: self.random.pick(&[500, 2_000, 20_000]),
             forwards: None,
             stack: self.stack(kinds, mtu),

@@ -118,6 +118,32 @@ impl History {
         }
     }
 
+    /// The shift that R's SYN offers.
+    pub(crate) fn scale_of_syn(&self) -> Option<u8> {
+        self.syn.and_then(|(_, offer, ..)| offer.scale).map(|shift| shift.min(14))
+    }
+
+    /// G accepts what the host had accepted for it, and has this room.
+    pub(crate) fn on_accepted(&mut self, window: u64) {
+        let g = self.end_mut(Side::G);
+        g.edge = BASE + 1 + window;
+        g.edge_max = g.edge_max.max(g.edge);
+        self.heard_from_guest = self.heard_from_remote;
+        self.waits_for_guest = false;
+    }
+
+    /// G refuses that.
+    pub(crate) fn on_refused(&mut self) {
+        self.end_mut(Side::G).reset = true;
+        self.waits_for_guest = false;
+    }
+
+    /// G did not answer, or was never asked.
+    pub(crate) fn on_given_up(&mut self) {
+        self.on_refused();
+        self.was_given_up = true;
+    }
+
     /// It is the clock of R's last SYN.
     pub(crate) fn is_clock_of_syn(&self, tsval: u32) -> bool {
         self.syn.is_some_and(|(_, _, of_syn, _)| of_syn == Some(tsval))

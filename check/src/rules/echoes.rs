@@ -114,8 +114,11 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
     let new = s.end > r.ack_to || empty;
     let in_window = s.seq <= r.edge_to && s.end <= r.edge_to && !r.reset;
     let heard = s.ack == r.acked && s.ack <= g.end;
+    // The host may have no place yet for a connection that it accepts.
+    let taken = !h.waits_for_guest || h.state.is_some();
     // A probe may not be answered for a guest that is long silent (INV-19).
     let sure = s.counts
+        && taken
         && new
         && s.tcp.payload_len != 1
         && in_window

@@ -8,7 +8,7 @@ use nightporter_core::engine::Engine;
 use nightporter_core::tcp::flow::{Flow, State};
 
 use super::Ensure;
-use crate::history::{History, Side, offset};
+use crate::history::{BASE, History, Side, offset};
 use crate::wire::Seq;
 
 /// The bytes that were found in the store.
@@ -29,7 +29,9 @@ pub(crate) fn on_step(
     }
     let Some(promised) = h.promised() else { return Ok(()) };
     let g_acked = h.end(Side::G).acked;
-    let Some(flow) = flow.filter(|f| matches!(f.state(), State::On | State::Drain)) else {
+    let Some(flow) =
+        flow.filter(|f| matches!(f.state(), State::Opening | State::On | State::Drain))
+    else {
         // G itself ended the connection, or H gave it up; R's RST is on its way, and INV-21 waits
         // for it.
         h.must_tell_r = flow.is_some_and(|f| f.state() == State::Abort);
@@ -45,7 +47,9 @@ pub(crate) fn on_step(
     if una + (held.end - held.start) < promised {
         return Err("a promise that nobody holds".to_owned());
     }
-    let from = if all { una } else { h.rules.held.read_to.clamp(una, promised) };
+    // Of a connection that the host has accepted alone, the first number is that of R's SYN.
+    let first = una.max(BASE + 1);
+    let from = if all { first } else { h.rules.held.read_to.clamp(first, promised) };
     h.rules.held.read_to = promised;
     let (start, end) = (held.start + (from - una), held.start + (promised - una));
     let mut at = from;

@@ -42,6 +42,11 @@ impl News {
         self.from_net + self.of_hole > 0
     }
 
+    /// G asks for the last ACK.
+    pub(crate) const fn on_question(&mut self) {
+        self.from_net += 1;
+    }
+
     /// R has sent a segment whose answer may repeat the last ACK.
     pub(super) fn is_asked(&self) -> bool {
         self.asked > 0

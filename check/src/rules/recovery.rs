@@ -255,7 +255,8 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>, clock: &GuestClock) {
 fn owed_to(h: &History) -> u64 {
     let r = h.end(Side::R);
     let in_order = h.in_order().min(r.ack_to);
-    let fin = r.fin.filter(|fin| *fin == in_order && h.acceptable.has(*fin));
+    let is_owed = |fin: &u64| *fin == in_order && h.acceptable.has(*fin) && !h.fin_may_be_lost;
+    let fin = r.fin.filter(is_owed);
     in_order + u64::from(fin.is_some())
 }
 
@@ -269,7 +270,7 @@ pub(crate) fn fresh_bytes(h: &History) -> Option<u64> {
         room >= h.segment_for_guest().0 || room > 0 && (out_to <= una || out_to + room == end);
     let q = &h.quality.recovery;
     let waits = q.is_on_path() && out_to > una;
-    (fits && q.is_calm(una) && !waits).then_some(room)
+    (fits && q.is_calm(una) && !waits && !h.waits_for_guest).then_some(room)
 }
 
 pub(crate) fn on_step(h: &mut History, now: Instant, clock: &GuestClock) -> Ensure {

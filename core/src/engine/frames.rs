@@ -12,7 +12,6 @@ use crate::tcp::flow::State;
 use crate::tcp::{Fate, Frame};
 use crate::time::Instant;
 use crate::wire::glance::macs;
-use crate::wire::icmp::TooBig;
 use crate::wire::ip::{V4_HEADER, V6_HEADER};
 use crate::wire::packet::{Eth, Ip, IpVersion, L4, Net, PROTOCOL_TCP, Packet, TcpFlags, VlanStack};
 use crate::wire::segment::validate_hdr;
@@ -23,6 +22,18 @@ use crate::wire::virtio_net::VirtioNetHdr;
 const ETHERNET: usize = 14;
 /// The longest frame of an acknowledgement that a flow expects: IPv6, and TCP with timestamps.
 const EXPECTED_ACK_MAX: usize = ETHERNET + V6_HEADER + 32;
+
+/// The use that a flow has made of a frame for its guest.
+enum Offered {
+    /// It was the one that the flow expected.
+    Taken,
+    /// It is for the flow, which looks at it more closely.
+    Unexpected(FlowId),
+    /// The flow is not in the path.
+    Passes,
+    /// There is none.
+    Unknown,
+}
 
 impl Engine<'_> {
     /// A frame came in on `port`. It may be edited in place (never in length); on `Forward` and
@@ -66,12 +77,16 @@ impl Engine<'_> {
         };
         let out = PortId(key.key.port);
         match self.offer_to_flow(now, key, hdr, frame, ETHERNET) {
-            Some((_, true)) => Verdict::Absorbed,
-            Some((id, false)) => {
+            Offered::Taken => Verdict::Absorbed,
+            Offered::Unexpected(id) => {
                 let result = self.process_toward_flow(now, out, id, hdr, frame);
                 self.count(now, port, result, frame)
             }
-            None => {
+            Offered::Unknown if self.common.half_open > 0 => {
+                let result = self.process_toward_half_open(now, out, key, hdr, frame);
+                self.count(now, port, result, frame)
+            }
+            Offered::Unknown | Offered::Passes => {
                 self.note_given(now, out);
                 Verdict::Forward(out)
             }
@@ -203,7 +218,7 @@ impl Engine<'_> {
     }
 
     /// Offers a frame on its way to the guest of `key`, with a layer-2 header of `l2_len` bytes, to
-    /// its flow: whether that took it, as the one that it expected. `None`: no flow is in the path.
+    /// its flow.
     #[inline(always)]
     fn offer_to_flow(
         &mut self,
@@ -212,17 +227,19 @@ impl Engine<'_> {
         hdr: &VirtioNetHdr,
         frame: &[u8],
         l2_len: usize,
-    ) -> Option<(FlowId, bool)> {
-        let (id, key, flow) = self.flows.lookup_hashed(key)?;
+    ) -> Offered {
+        let Some((id, key, flow)) = self.flows.lookup_hashed(key) else { return Offered::Unknown };
         if flow.on_passing(now) {
-            return None;
+            return Offered::Passes;
         }
-        let mut cx = context(now, id, key, &mut self.ports, &mut self.common)?;
+        let Some(mut cx) = context(now, id, key, &mut self.ports, &mut self.common) else {
+            return Offered::Passes;
+        };
         let ended = flow.on_expected_from_net(&mut cx, frame, l2_len, hdr.is_vouched_for());
-        let Some(ended) = ended else { return Some((id, false)) };
+        let Some(ended) = ended else { return Offered::Unexpected(id) };
         let class = flow.class_if_new(true);
         self.end_event(id, ended.wake_at, class);
-        Some((id, true))
+        Offered::Taken
     }
 
     #[inline(never)] // what is expected, or forwarded as it is, need not pay for this
@@ -313,8 +330,8 @@ impl Engine<'_> {
                 Some(may_be_edited) => edited = may_be_edited,
                 None => return Ok(Verdict::Absorbed),
             }
-        } else {
-            self.on_other_from_guest(now, port, frame, packet);
+        } else if self.on_other_from_guest(now, port, frame, packet) {
+            return Ok(Verdict::Absorbed);
         }
         let Some(out) = self.way_of(now, port, packet)? else {
             return Ok(self.on_unknown_station(now, port, hdr, frame, packet));
@@ -331,7 +348,7 @@ impl Engine<'_> {
         self.process_toward(now, out, hdr, frame, packet)
     }
 
-    /// A frame of a guest that is not a TCP segment.
+    /// A frame of a guest that is not a TCP segment. `true`: it is for H alone.
     #[inline(never)] // most are, and the others need not be fast
     pub(super) fn on_other_from_guest(
         &mut self,
@@ -339,7 +356,7 @@ impl Engine<'_> {
         port: PortId,
         frame: &[u8],
         packet: &Packet,
-    ) {
+    ) -> bool {
         if let Net::Ip(ip) = &packet.net {
             self.note_spoke(now, port, ip.src);
         }
@@ -350,28 +367,11 @@ impl Engine<'_> {
                 }
             }
             Net::Ip(ref ip) if ip.l4 == L4::Icmp => {
-                self.on_icmp_from_guest(now, port, frame, &packet.eth, ip);
+                return self.on_icmp_from_guest(now, port, frame, &packet.eth, ip);
             }
             _ => {}
         }
-    }
-
-    /// An ICMP error of a guest, or of a router behind it: it may be about a segment that H made
-    /// (FWD-03). It is forwarded in any case.
-    fn on_icmp_from_guest(&mut self, now: Instant, port: PortId, frame: &[u8], eth: &Eth, ip: &Ip) {
-        let Some(it) = TooBig::parse(frame, ip) else { return };
-        let key = FlowKey {
-            g_addr: it.segment.dst,
-            r_addr: it.segment.src,
-            vlan: eth.vlan.key(),
-            g_port: it.segment.dst_port,
-            r_port: it.segment.src_port,
-            port: port.0,
-            version: ip.version,
-        };
-        if let Some(id) = self.flows.lookup(&key) {
-            self.with_flow(now, id, |flow, cx| flow.on_too_big_for_guest(cx, &it));
-        }
+        false
     }
 
     /// The flow with this key, if it has anything to do with its frames. Most frames that are
@@ -485,7 +485,10 @@ impl Engine<'_> {
                 Net::Ip(Ip { l4: L4::Fragment, protocol: PROTOCOL_TCP, .. }) => {
                     port.vm.fragment_at = Some(now);
                 }
-                Net::Ip(ref ip) if ip.l4 == L4::Icmp && port.vm.relayed_flows > 0 => {
+                Net::Ip(ref ip)
+                    if ip.l4 == L4::Icmp
+                        && (port.vm.relayed_flows > 0 || port.vm.translated_flows > 0) =>
+                {
                     self.on_icmp(now, out, frame, &packet.eth, ip);
                 }
                 _ => {}
@@ -498,31 +501,15 @@ impl Engine<'_> {
             self.process_syn_from_net(now, out, key, &mut f)
         } else {
             match self.offer_to_flow(now, key, hdr, f.bytes, f.l2().len()) {
-                Some((_, true)) => Fate::Absorbed,
-                Some((id, false)) => self.process_from_net(now, id, &mut f),
-                None => Fate::Pass,
+                Offered::Taken => Fate::Absorbed,
+                Offered::Unexpected(id) => self.process_from_net(now, id, &mut f),
+                Offered::Unknown if self.common.half_open > 0 => {
+                    self.process_half_open(now, &key.key, &mut f)
+                }
+                Offered::Unknown | Offered::Passes => Fate::Pass,
             }
         };
         verdict(out, fate)
-    }
-
-    /// An ICMP error on its way to a guest for which H sends: it may be about a segment of H
-    /// (FLOOD-39). It is forwarded in any case.
-    #[cold]
-    fn on_icmp(&mut self, now: Instant, out: PortId, frame: &[u8], eth: &Eth, ip: &Ip) {
-        let Some(it) = TooBig::parse(frame, ip) else { return };
-        let key = FlowKey {
-            g_addr: it.segment.src,
-            r_addr: it.segment.dst,
-            vlan: eth.vlan.key(),
-            g_port: it.segment.src_port,
-            r_port: it.segment.dst_port,
-            port: out.0,
-            version: ip.version,
-        };
-        if let Some(id) = self.flows.lookup(&key) {
-            self.with_flow(now, id, |flow, cx| flow.on_too_big(cx, &it));
-        }
     }
 
     /// A frame of R for a flow that is in the path, or in its handshake.

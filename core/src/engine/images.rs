@@ -25,7 +25,7 @@ use crate::wire::saved::{BadImage, Clocks, Reader, Saved, Writer};
 
 const MAGIC: [u8; 8] = *b"NPIMAGE\n";
 /// Raised whenever an image changes, in what it has or in what that means.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const HEADER: usize = 24;
 
 /// Why a VM's flows have no image now.

@@ -50,6 +50,12 @@ impl Engine<'_> {
         if self.walks.any() {
             self.go_on_walking(now);
         }
+        if self.left.until.is_some_and(|until| until <= now) {
+            self.forget_left();
+        }
+        if self.half_open_due <= now {
+            self.repeat_syn_acks(now);
+        }
         for _ in 0..TIMERS_PER_CALL {
             let Some(id) = self.timers.expired(now) else { return };
             if self.with_flow(now, id, |flow, cx| flow.on_timeout(cx)) == Some(true) {
@@ -71,11 +77,16 @@ impl Engine<'_> {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         let flows = self.timers.next();
-        if self.common.out.departures.is_asleep() && !self.rates.any() && !self.walks.any() {
+        let half_open = self.common.half_open > 0;
+        let is_left = self.left.until.is_some();
+        let is_any = self.rates.any() || self.walks.any() || is_left || half_open;
+        if self.common.out.departures.is_asleep() && !is_any {
             return flows; // nearly always
         }
         let departures = self.common.out.departures.next();
+        let answers = half_open.then_some(self.half_open_due);
         let rare = self.rates.next().into_iter().chain(self.walks.next());
+        let rare = rare.chain(self.left.until).chain(answers);
         flows.into_iter().chain(departures).chain(rare).min()
     }
 

@@ -133,6 +133,7 @@ impl Engine<'_> {
             self.set_rate_limit(port, way, None);
         }
         self.syn_cache.remove_port(port.0);
+        self.set_accept_offload(port, None);
         let slot = self.ports.get_mut(usize::from(port.0));
         if let Some(gone) = slot.and_then(Option::take) {
             if let Some(wire) = gone.wire {

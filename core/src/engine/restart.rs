@@ -3,9 +3,10 @@
 use crate::engine::{Common, Engine, Port, context};
 use crate::flow::key::FlowKey;
 use crate::flow::table::FlowId;
+use crate::limits::T_LEFT;
 use crate::port::PortId;
 use crate::store::flow_store::{Recovered, recover};
-use crate::store::record::{Record, network_hash};
+use crate::store::record::{MARK_TRANSLATED, Record, network_hash};
 use crate::tcp::FlowContext;
 use crate::tcp::flow::Flow;
 use crate::tcp::vm::{Presence, Vm};
@@ -20,6 +21,14 @@ pub struct Restarted {
     pub reset: usize,
 }
 
+/// See [`Engine::left`].
+#[derive(Debug, Default)]
+pub(super) struct Left {
+    flows: Vec<Recovered>,
+    /// They are forgotten then; `None`: there are none.
+    pub(super) until: Option<Instant>,
+}
+
 impl Engine<'_> {
     /// Flows of the arena go on if their records are whole and say all that is needed: they stand
     /// still until [`Self::handle_guest_back`] says that their guest is there, as it was, and end
@@ -29,29 +38,73 @@ impl Engine<'_> {
     ///
     /// Call once, after the ports were added, before drivers are reported. A guest that connects
     /// later gets its RST then. Of a VM that has no port any more, as when a command added it, or
-    /// that is in another network now, only R is told, if anybody is in its network any more.
+    /// that is in another network now, only R is told. If there is no way to R, because the wire of
+    /// the VM is not there or nobody is in its network any more, the flow is [left](Self::left).
     ///
     /// [`T_AWAITED`]: crate::limits::T_AWAITED
     pub fn handle_restart(&mut self, now: Instant) -> Restarted {
-        self.restart(now, false).0
+        self.restart(now, false)
     }
 
-    /// Like [`Self::handle_restart`] for VMs whose wires are there. The flows of others stay in the
-    /// arena as they are, for the next process; how many those are.
-    pub fn handle_restart_on_wires(&mut self, now: Instant) -> (Restarted, usize) {
+    /// Like [`Self::handle_restart`] for VMs with wires. The flows of all others are left.
+    pub fn handle_restart_on_wires(&mut self, now: Instant) -> Restarted {
         self.restart(now, true)
     }
 
-    fn restart(&mut self, now: Instant, on_wires: bool) -> (Restarted, usize) {
-        let (mut restarted, mut left) = (Restarted::default(), 0);
+    /// Flows of a predecessor that stay in the arena as they are, until the wire of their VM is
+    /// there, for [`T_LEFT`] at most, or for the next process.
+    ///
+    /// [`T_LEFT`]: crate::limits::T_LEFT
+    #[must_use]
+    pub fn left(&self) -> usize {
+        self.left.flows.len()
+    }
+
+    /// Both ends of the wire of this VM are there from now on: as [`Self::handle_restart`] for the
+    /// flows of the VM that were left. Call it before any frame of that wire.
+    pub fn handle_wire(&mut self, now: Instant, port: PortId) -> Restarted {
+        let Left { flows, until } = std::mem::take(&mut self.left);
+        let is_its = |it: &Recovered| self.port_of(&it.record) == Some(port);
+        let (found, others) = flows.into_iter().partition(is_its);
+        self.leave(others, until);
+        self.take_up(now, found)
+    }
+
+    fn restart(&mut self, now: Instant, on_wires: bool) -> Restarted {
+        let found = recover(&mut self.common.arena);
+        let (left, found) = found.into_iter().partition(|it| self.is_left(&it.record, on_wires));
+        self.leave(left, Some(now + T_LEFT));
+        self.take_up(now, found)
+    }
+
+    fn leave(&mut self, flows: Vec<Recovered>, until: Option<Instant>) {
+        self.left = Left { until: until.filter(|_| !flows.is_empty()), flows };
+    }
+
+    fn is_left(&self, record: &Record, on_wires: bool) -> bool {
+        let owes = record.rcv_nxt > record.guest_una;
+        match self.port_of(record) {
+            Some(port) if self.has_wire(port) => false,
+            Some(port) => on_wires || (owes && self.wire_of(port).is_some()),
+            None => on_wires || (owes && network_of(&self.ports, record).is_none()),
+        }
+    }
+
+    /// Nobody has come for the flows that were left.
+    #[cold]
+    pub(super) fn forget_left(&mut self) {
+        for mut found in std::mem::take(&mut self.left).flows {
+            found.store.clear(&mut self.common.arena);
+            self.common.arena.free_record(found.id);
+        }
+    }
+
+    fn take_up(&mut self, now: Instant, found: Vec<Recovered>) -> Restarted {
+        let mut restarted = Restarted::default();
         let Restarted { resumed, reset } = &mut restarted;
-        for mut found in recover(&mut self.common.arena) {
+        for mut found in found {
             let record = found.record;
             let port = self.port_of(&record);
-            if on_wires && !port.is_some_and(|port| self.has_wire(port)) {
-                left += 1;
-                continue; // its pages are the record's
-            }
             if let Some(port) = port.filter(|_| found.complete)
                 && self.resume(now, port, &mut found)
             {
@@ -60,7 +113,7 @@ impl Engine<'_> {
             }
             found.store.clear(&mut self.common.arena);
             let owed = record.rcv_nxt > record.guest_una;
-            if !owed {
+            if !owed && record.marks & MARK_TRANSLATED == 0 {
                 self.common.arena.free_record(found.id);
                 continue;
             }
@@ -90,7 +143,7 @@ impl Engine<'_> {
                 self.with_flow(now, id, |flow, cx| flow.reset_after_restart(cx, is_wire));
             }
         }
-        (restarted, left)
+        restarted
     }
 
     /// Whether a VM is on a wire, which is there.
@@ -163,12 +216,12 @@ impl Engine<'_> {
 
     /// The reset of a flow whose VM does not exist. It comes from a port that no VM has.
     fn tell_remote_of_nobody(&mut self, now: Instant, record: &Record) {
-        let network = self.ports.iter().flatten().map(|port| &port.config.network);
-        let network = network.into_iter().find(|name| network_hash(name) == record.network_hash);
+        let network = network_of(&self.ports, record);
         let nobody = network.and_then(|name| self.networks.nobody_in(name, self.ports.len()));
         let Some(PortId(nobody)) = nobody else { return };
         let host_mac = self.host_mac(record.network_hash);
-        let Common { arena, out, ack_list, ack_moments, ready_ports, predicts } = &mut self.common;
+        let Common { arena, out, ack_list, ack_moments, ready_ports, predicts, half_open: _ } =
+            &mut self.common;
         let mut cx = FlowContext {
             now,
             id: FlowId::NONE,
@@ -194,4 +247,10 @@ impl Engine<'_> {
             .position(|p| p.as_ref().is_some_and(|p| is_it(p) && p.vm.network_hash == network))?;
         u16::try_from(at).ok().map(PortId)
     }
+}
+
+/// The network of its VM, if anybody is there.
+fn network_of<'a>(ports: &'a [Option<Port>], record: &Record) -> Option<&'a str> {
+    let mut networks = ports.iter().flatten().map(|port| port.config.network.as_str());
+    networks.find(|name| network_hash(name) == record.network_hash)
 }

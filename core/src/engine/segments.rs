@@ -20,8 +20,11 @@ impl Engine<'_> {
         f: &mut Frame<'_>,
     ) -> Result<Option<bool>, DropReason> {
         if f.tcp.flags.contains(TcpFlags::SYN) {
-            self.on_syn_from_guest(now, key.key, f);
+            let is_for_host = self.on_syn_from_guest(now, key.key, f);
             self.note_spoke(now, port, f.ip.src); // G may have shown that it knows the flow
+            if is_for_host {
+                return Ok(None);
+            }
         } else if let Some(id) = self.flow_in_path(now, key) {
             let tagged = !f.eth.vlan.is_empty(); // others were offered to the flow before
             let fate = self.with_frame(now, id, |flow, cx| {

@@ -25,12 +25,19 @@ impl Engine<'_> {
             let owes = |f: &Flow| f.is_live() && !f.holds_nothing();
             if !id.and_then(|id| self.flows.get(id)).is_some_and(owes) {
                 if f.checksum_ok() {
+                    if self.answer_syn(now, port, &key.key, id.is_some(), f) {
+                        return Fate::Absorbed;
+                    }
                     self.on_syn_from_net(now, port, key.key, id, f.ip, f.tcp);
                 } // else G will drop it; nothing is learned from it
                 return Fate::Pass;
             }
         }
-        id.map_or(Fate::Pass, |id| self.process_from_net(now, id, f))
+        match id {
+            Some(id) => self.process_from_net(now, id, f),
+            None if self.common.half_open > 0 => self.process_half_open(now, &key.key, f),
+            None => Fate::Pass,
+        }
     }
 
     /// R's SYN leaves 32 bytes in the SYN cache; the flow comes with G's answer (LIFE-01), whose
@@ -86,7 +93,8 @@ impl Engine<'_> {
 
     /// G's SYN or SYN-ACK makes a flow. With a SYN, whatever it had under this key, it has
     /// forgotten; a SYN-ACK says so only of what owes nothing (see [`Self::outlives_syn_ack`]).
-    pub(super) fn on_syn_from_guest(&mut self, now: Instant, key: FlowKey, f: &Frame<'_>) {
+    /// `true`: it is for H, whose SYN it answers.
+    pub(super) fn on_syn_from_guest(&mut self, now: Instant, key: FlowKey, f: &Frame<'_>) -> bool {
         let port = PortId(key.port);
         let tcp = f.tcp;
         let client = !tcp.flags.contains(TcpFlags::ACK);
@@ -94,13 +102,19 @@ impl Engine<'_> {
         if !client && let Some(wanting) = self.wanting_mut(port) {
             wanting.on_accepted(now, key.g_port);
         }
+        self.note_offer(now, &key, syn_g, f);
         if let Some(id) = self.flows.lookup(&key) {
-            let Some(flow) = self.flows.get_mut(id) else { return };
+            let Some(flow) = self.flows.get_mut(id) else { return false };
+            let asked = || self.syn_cache.has(&key);
+            if flow.is_of_host() && !client && (flow.is_live() || !asked()) {
+                self.with_flow(now, id, |flow, cx| flow.on_syn_ack_translated(cx, f));
+                return true;
+            }
             if flow.on_syn_copy_from_guest(now, syn_g, client, tcp) {
-                return; // a retransmission of the SYN that made this flow
+                return false; // a retransmission of the SYN that made this flow
             }
             if !client && self.outlives_syn_ack(now, id, &key, tcp) {
-                return;
+                return false;
             }
             self.with_flow(now, id, |flow, cx| flow.on_forgotten_by_guest(cx));
             self.remove_flow(id);
@@ -109,6 +123,7 @@ impl Engine<'_> {
         if !begun && let Some(p) = self.port_mut(port) {
             p.vm.missed_connection = true;
         }
+        false
     }
 
     /// `false`: H cannot follow this connection, and will have no entry for it.
@@ -157,9 +172,9 @@ impl Engine<'_> {
     fn outlives_syn_ack(&mut self, now: Instant, id: FlowId, key: &FlowKey, tcp: &Tcp) -> bool {
         let asked = self.syn_cache.has(key);
         let outlives = |flow: &Flow| match flow.state() {
-            State::On | State::Drain => !(asked && flow.holds_nothing()),
+            State::Opening | State::On | State::Drain => !(asked && flow.holds_nothing()),
             State::Abort => !(asked || flow.owes_nothing()), // G has yet to hear of the reset
-            State::Handshake | State::Pass => false,
+            State::Handshake | State::Pass | State::Translated => false,
         };
         self.with_flow(now, id, |flow, _| {
             flow.on_tsval_of_syn_from_guest(now, tcp);

@@ -166,8 +166,8 @@ impl Engine<'_> {
         packet: &Packet,
     ) -> Result<Verdict, DropReason> {
         let Some((ip, tcp)) = packet.tcp() else {
-            self.on_other_from_guest(now, port, frame, packet);
-            return Ok(Verdict::Forward(end));
+            let is_for_host = self.on_other_from_guest(now, port, frame, packet);
+            return Ok(if is_for_host { Verdict::Absorbed } else { Verdict::Forward(end) });
         };
         // Nobody here understands a header that is wrong, and the tap may.
         let Ok(valid) = validate_hdr(hdr, frame, packet) else { return Ok(Verdict::Forward(end)) };

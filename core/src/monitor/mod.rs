@@ -37,6 +37,7 @@ pub mod histogram;
 pub mod limited;
 pub mod log;
 pub mod order;
+pub mod pcap;
 pub mod rate;
 mod ring;
 pub mod round_trip;

@@ -64,6 +64,9 @@ pub const MARK_ECE: u8 = 8;
 pub const MARK_NEAR: u8 = 16;
 /// G has sent nothing but its SYN-ACK (COM-29).
 pub const MARK_NEW: u8 = 32;
+/// H has accepted the connection for G, whose numbers are others than R's: it is never passed, and
+/// reset if nobody goes on with it (ACC-07).
+pub const MARK_TRANSLATED: u8 = 64;
 
 /// The highest bit of a number of R's stream: R's FIN is there, see [`Fins`].
 const FIN: u64 = 1 << 63;

@@ -66,6 +66,9 @@ impl Flow {
         match self.state() {
             State::Handshake => self.pass(cx.now, Why::PassedPlain),
             State::On | State::Drain if passed == Passed::Nothing => {}
+            State::On | State::Drain if self.receiver.is_translated() => {
+                self.abort_both(cx, Why::PassedPlain); // what has passed was not translated
+            }
             State::On | State::Drain => {
                 // Absences add up while nobody has answered.
                 let by_clock = passed == Passed::Anything || self.receiver.is_asking();
@@ -81,7 +84,8 @@ impl Flow {
                 }
             }
             State::Pass => self.stay_away(passed),
-            State::Abort => {}
+            State::Opening => self.abort_both(cx, Why::PassedPlain),
+            State::Translated | State::Abort => {}
         }
     }
 
@@ -94,11 +98,12 @@ impl Flow {
     pub(crate) fn on_detached(&mut self, cx: &mut FlowContext<'_, '_>) {
         match self.state() {
             State::Handshake => self.pass(cx.now, Why::PassedPlain),
-            State::On | State::Drain if self.owes_nothing() => {
+            State::On | State::Drain if self.owes_nothing() && !self.receiver.is_translated() => {
                 self.step_aside(cx, Why::PassedPlain);
             }
             State::On | State::Drain => self.abort_both(cx, Why::PassedPlain),
-            State::Pass | State::Abort => {}
+            State::Opening => self.abort_both(cx, Why::PassedPlain),
+            State::Pass | State::Translated | State::Abort => {}
         }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::limits::TRANSMIT_PARTS_MAX;
 use crate::port::PortId;
-use crate::tcp::flow::{Flow, Why};
+use crate::tcp::flow::{Flow, State, Why};
 use crate::tcp::sender::Segment;
 use crate::tcp::{FlowContext, RST_ACK, index};
 use crate::wire::emit::{CsumMode, TcpEmit};
@@ -74,6 +74,9 @@ impl Flow {
         }
         if !self.standing.is_live() {
             return None;
+        }
+        if self.state() == State::Opening {
+            return self.deliver_opening(cx, buf);
         }
         if self.outbound.ack_to_guest_due() && (self.sack_to_guest_due() || !self.has_bytes()) {
             return Some(self.deliver_ack(cx, buf)); // stored bytes leave no room for its blocks
@@ -203,7 +206,10 @@ impl Flow {
     ) -> Delivery {
         let ours = self.standing.is_guest_untold();
         let seq = if ours { self.sender.reset_seq() } else { self.sender.una() };
-        let d = self.deliver_bare(cx, buf, seq, RST_ACK);
+        // One without ACK needs no number of G, and none may be known.
+        let is_translated = self.receiver.is_translated();
+        let flags = if is_translated { TcpFlags::RST } else { RST_ACK };
+        let d = self.deliver_bare(cx, buf, seq, flags);
         if ours {
             self.standing.tell_guest(false);
         } else {

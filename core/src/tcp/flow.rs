@@ -18,7 +18,7 @@ use crate::flow::table::Class;
 use crate::store::arena::{Arena, RecordId};
 use crate::store::flow_store::FlowStore;
 use crate::store::ranges::Ranges;
-use crate::store::record::{FLAG_TS, Record};
+use crate::store::record::{FLAG_TS, MARK_TRANSLATED, Record};
 use crate::tcp::distance::Distance;
 use crate::tcp::losses::Losses;
 use crate::tcp::options::{Negotiated, Offers};
@@ -94,9 +94,13 @@ impl Flow {
             shift_r: record.s_r,
             ..Negotiated::default()
         };
+        let mut receiver = Receiver::recovered(now, record.rcv_nxt, record.edge_to_net, id);
+        if record.marks & MARK_TRANSLATED != 0 {
+            receiver.set_translated();
+        }
         Self {
             options,
-            receiver: Receiver::recovered(now, record.rcv_nxt, record.edge_to_net, id),
+            receiver,
             sender: Sender::recovered(record.guest_una, sent),
             outbound: Outbound::recovered(record.net_nxt),
             timestamps: TimestampState::recovered(record),
@@ -172,16 +176,16 @@ impl Flow {
         self.receiver.out_of_order()
     }
 
-    /// The flow's promises in the arena; none while it is parked.
+    /// The flow's promises in the arena; none while it is parked, unless H has accepted it for G.
     #[must_use]
     pub const fn record(&self) -> Option<RecordId> {
         self.receiver.record()
     }
 
-    /// While `On` or `Drain`: it gave its record and its reservation back, since it was idle.
+    /// While `On` or `Drain`: it gave its reservation back, since it was idle.
     #[must_use]
     pub const fn is_parked(&self) -> bool {
-        self.receiver.record().is_none()
+        self.receiver.is_parked()
     }
 
     /// It has a place for bytes of R, or of G.
@@ -321,13 +325,21 @@ impl Flow {
         self.template.l2_to_guest().starts_with(&mac)
     }
 
+    /// Each side has acknowledged the other's FIN.
+    pub(super) fn is_closed(&self) -> bool {
+        self.fin_acked_by_guest() && self.outbound.fin_acked()
+    }
+
     /// The flow may be taken out of the path without anyone noticing.
     #[must_use]
     pub fn quiescent(&self) -> bool {
         if !self.standing.is_live() {
             return self.owes_nothing();
         }
-        let closed = self.fin_acked_by_guest() && self.outbound.fin_acked();
+        let closed = self.is_closed();
+        if self.receiver.is_translated() && !closed {
+            return false; // nobody else could translate
+        }
         // R reads no ACK from beyond its window. G's ACKs come from the end of the bytes that it
         // has sent, or from within the room that it was shown.
         let edge = self.outbound.edge(self.options.shift_r);

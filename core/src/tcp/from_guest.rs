@@ -17,11 +17,15 @@ impl Flow {
         f: &mut Frame<'_>,
     ) -> Ended {
         self.timers.on_seen(cx.now);
+        if self.receiver.is_translated() {
+            return self.on_frame_from_guest_translated(cx, f);
+        }
         let fate = match self.state() {
-            State::Handshake => self.on_handshake_from_guest(cx, f),
             State::On | State::Drain => self.on_segment_from_guest(cx, f),
+            State::Handshake => self.on_handshake_from_guest(cx, f),
             State::Pass => return self.on_passing_from_guest(cx, f),
             State::Abort => self.on_segment_in_abort(cx, true, f.tcp),
+            State::Opening | State::Translated => Fate::Absorbed, // those are translated
         };
         self.end_frame(cx, fate)
     }
@@ -59,6 +63,9 @@ impl Flow {
         }
         let fin_acked_before = self.fin_acked_by_guest();
         let told = (self.receiver.acks.sent(), self.receiver.edge());
+        if !self.sender.is_established() && cx.vm.accepting.is_some() {
+            self.note_completed(cx, f.l2());
+        }
         self.sender.on_established();
         self.on_ack_from_guest(cx, tcp);
         self.grow_buffer(cx); // before anything shows a window
@@ -103,6 +110,9 @@ impl Flow {
         let more = self.ack_to_net() > self.receiver.acks.sent();
         if more || self.receiver.has_new_edge(&self.terms()) {
             self.ack_now(cx, None);
+            if !more {
+                self.timers.repeat_window_update(cx.now); // if it acknowledges early by then
+            }
         }
     }
 

@@ -23,10 +23,15 @@ impl Flow {
         let fate = match self.state() {
             _ if stands => Fate::Drop(DropReason::PortDown),
             State::Handshake => self.on_handshake_from_net(cx, f),
+            State::Opening => self.on_opening_from_net(cx, f),
+            State::Translated if f.checksum_ok() => Fate::Pass,
+            State::Translated => Fate::Drop(DropReason::BadChecksum),
             State::On | State::Drain => self.on_segment_from_net(cx, f),
             State::Pass => return self.on_passing_from_net(cx, f),
             State::Abort => self.on_segment_in_abort(cx, false, f.tcp),
         };
+        let fate =
+            if self.receiver.is_translated() { self.end_translated(cx, f, fate) } else { fate };
         self.end_frame(cx, fate)
     }
 
@@ -100,7 +105,9 @@ impl Flow {
         let marks = if self.losses.relayed().is_some() { TcpFlags::ACK } else { tcp.flags };
         self.outbound.on_segment_from_net(marks);
         let new = self.on_ack_of_segment(cx, range, tcp);
-        if needs_verbatim(f) {
+        if needs_verbatim(f) && self.state() == State::Opening {
+            return self.refuse(cx, range, DropReason::Draining); // it is for G to read
+        } else if needs_verbatim(f) {
             let urgent = tcp.flags.contains(TcpFlags::URG);
             self.drain(if urgent { Why::Urgent } else { Why::Options });
             if !is_bare(f, range) {
@@ -215,18 +222,6 @@ impl Flow {
     fn note_filled(&mut self) {
         let mss = u64::from(self.options.mss_to_guest);
         self.receiver.note_filled(mss.max(1 << self.options.shift_g));
-    }
-
-    /// New data, or an ACK with news, for a VM that has boost (BST-01).
-    #[cold] // few have
-    #[inline(never)]
-    fn want_core(&self, cx: &mut FlowContext<'_, '_>, data: bool) {
-        let (now, id) = (cx.now, cx.id);
-        match &mut cx.vm.wanting {
-            Some(wanting) if self.standing.is_on() && data => wanting.on_data(now, id),
-            Some(wanting) if self.standing.is_on() => wanting.on_turn(now),
-            _ => {}
-        }
     }
 
     /// RFC 7323 section 5: a segment with an old timestamp is not R's. One without a timestamp is

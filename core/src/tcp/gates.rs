@@ -76,7 +76,7 @@ impl OutQueue {
     }
 
     /// A place for the next frame, with its earlier content.
-    fn push(&mut self) -> &mut ToNet {
+    pub(crate) fn push(&mut self) -> &mut ToNet {
         if self.made == self.places.len() {
             self.places.push(ToNet { origin: PortId(0), len: 0, bytes: [0; TcpEmit::MAX_LEN] });
         }
@@ -401,12 +401,18 @@ impl Flow {
             other => other,
         };
         self.outbound.on_ack_shown(false);
+        let mut timestamps = self.options.timestamps.then_some(self.timestamps.to_guest());
         let (ack, window, sack) = if self.losses.any() {
             let pure = flags == TcpFlags::ACK && payload_len == 0;
             let (ack, window) = self.shown_to_guest();
-            (ack, window, self.sack_to_guest(pure))
+            let (ack, sack) = (Seq::wrap(ack), self.sack_to_guest(pure));
+            match self.losses.translated() {
+                Some(it) => it.numbers.of_made(flags, ack, window, sack, &mut timestamps),
+                None => (ack, window, sack),
+            }
         } else {
-            (self.outbound.una(), self.outbound.window(), SackBlocks::default()) // nearly always
+            // Nearly always.
+            (Seq::wrap(self.outbound.una()), self.outbound.window(), SackBlocks::default())
         };
         let echo = self.outbound.ece_to_guest() && !flags.contains(TcpFlags::RST);
         let flags = if echo { flags.union(TcpFlags::ECE) } else { flags };
@@ -422,10 +428,10 @@ impl Flow {
             src_port: cx.key.r_port,
             dst_port: cx.key.g_port,
             seq: Seq::wrap(seq),
-            ack: Seq::wrap(ack),
+            ack,
             flags,
             window,
-            timestamps: self.options.timestamps.then_some(self.timestamps.to_guest()),
+            timestamps,
             sack: sack.as_slice(),
             ip_id: 0,
         }

@@ -102,7 +102,7 @@ impl Flow {
     }
 
     /// R's stream begins with `first`; G takes it up to `edge`, and has seen it up to `passed`.
-    fn begin(&mut self, offers: &Offers, first: u64, edge: u64, passed: u64) {
+    pub(super) fn begin(&mut self, offers: &Offers, first: u64, edge: u64, passed: u64) {
         self.receiver.on_syn_ack(first, edge, passed);
         self.sender.on_syn_ack(first, edge);
         self.timestamps.on_syns(offers.g.tsval, offers.r.tsval);

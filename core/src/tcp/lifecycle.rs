@@ -1,11 +1,9 @@
 //! Entering and leaving the offload, and the timeouts of a flow (COM-28, LIFE-01 to LIFE-06).
 
 use crate::drops::DropReason;
+use crate::flow::key::FlowKey;
 use crate::limits;
 use crate::store::arena::Arena;
-use crate::store::record::{
-    FLAG_ECN, FLAG_GUEST_IS_CLIENT, FLAG_SACK, FLAG_TS, Fins, L2Header, Progress, RecordInit,
-};
 use crate::tcp::distance::Distance;
 use crate::tcp::flow::{Flow, State, Why};
 use crate::tcp::timers::Timer;
@@ -63,7 +61,9 @@ impl Flow {
     /// Takes a reservation for the edge that was shown, and a record. `false`: there is none.
     pub(super) fn take_place(&mut self, cx: &mut FlowContext<'_, '_>) -> bool {
         let terms = self.terms();
-        let taken = self.receiver.reserve_edge(&terms, cx.vm) && self.take_record(cx);
+        let has_record = self.receiver.record().is_some();
+        let taken =
+            self.receiver.reserve_edge(&terms, cx.vm) && (has_record || self.take_record(cx));
         if taken {
             self.begin_again_on_path();
         } else {
@@ -79,105 +79,11 @@ impl Flow {
         !self.is_parked() || (copied && self.take_place(cx))
     }
 
-    fn take_record(&mut self, cx: &mut FlowContext<'_, '_>) -> bool {
-        self.take_record_for(cx, self.receiver.next())
-    }
-
-    /// The same for bytes below `promised`.
-    pub(super) fn take_record_for(&mut self, cx: &mut FlowContext<'_, '_>, promised: u64) -> bool {
-        let bit = |on: bool, flag: u8| if on { flag } else { 0 };
-        let Some(l2) = L2Header::new(self.template.l2_to_net()) else { return false };
-        let shown = (self.timestamps.to_net(), self.timestamps.to_guest());
-        let init = RecordInit {
-            name_hash: cx.vm.name_hash,
-            network_hash: cx.vm.network_hash,
-            key: *cx.key,
-            l2,
-            ttl: self.template.ttl_to_net(),
-            ttl_to_g: self.template.ttl_to_guest(),
-            flags: bit(self.options.timestamps, FLAG_TS)
-                | bit(self.options.sack, FLAG_SACK)
-                | bit(self.options.ecn, FLAG_ECN)
-                | bit(self.outbound.guest_is_client(), FLAG_GUEST_IS_CLIENT),
-            s_g: self.options.shift_g,
-            s_r: self.options.shift_r,
-            mss_to_g: self.options.mss_to_guest,
-            mss_to_r: self.options.mss_to_net,
-            rcv_nxt: promised,
-            guest_una: self.sender.una(),
-            guest_nxt: self.given(),
-            edge_to_net: self.receiver.edge(),
-            guest_isn: self.outbound.isn().0,
-            marks: 0, // until the event has ended
-            fins: self.fins(promised),
-            net_nxt: self.outbound.sent(),
-            net_una: self.outbound.una(),
-            net_window: self.outbound.window(),
-            ts_recent: self.timestamps.recent(),
-            ts_recent_at: self.timestamps.recent_at(),
-            ts_emit_r: shown.0.tsval,
-            ts_emit_g: shown.1.tsval,
-        };
-        let record = cx.arena.alloc_record(&init);
-        self.receiver.set_record(record);
-        record.is_some()
-    }
-
-    /// Brings the record up to date: R believes bytes below `promised` delivered, or will soon. The
-    /// payload is in the store; frames that H made for the event leave only when they are polled.
-    /// So this happens between the two (INV-03: payload, commit record, ACK).
-    #[inline(always)]
-    pub(super) fn commit(&self, cx: &mut FlowContext<'_, '_>, promised: u64) {
-        let Some(rec) = self.receiver.record() else { return };
-        let progress = Progress {
-            rcv_nxt: promised,
-            guest_una: self.sender.una().min(self.receiver.next()),
-            guest_nxt: self.given(),
-            net_nxt: self.outbound.sent(),
-            net_una: self.outbound.una(),
-            net_window: self.outbound.window(),
-            edge_to_net: self.receiver.edge(),
-            ts_recent: self.timestamps.recent(),
-            ts_recent_at: self.timestamps.recent_at(),
-            ts_emit_r: self.timestamps.to_net().tsval,
-            ts_emit_g: self.timestamps.to_guest().tsval,
-            fins: self.fins(promised),
-        };
-        cx.arena.commit(rec, &progress);
-    }
-
-    /// End of the bytes that G was given, from the store or past it.
-    #[inline(always)]
-    fn given(&self) -> u64 {
-        self.sender.sent().max(self.receiver.passed())
-    }
-
-    /// Where R's FIN is in the record: below it are bytes that were promised.
-    #[inline(always)]
-    fn fins(&self, promised: u64) -> Fins {
-        if self.receiver.has_fin() { self.fins_at_end(promised) } else { Fins::default() }
-    }
-
-    #[cold]
-    fn fins_at_end(&self, promised: u64) -> Fins {
-        let fin = self.receiver.fin();
-        let next = self.receiver.is_closed() && fin == promised;
-        Fins { next, taken: next && self.sender.una() > fin, given: self.given() > fin }
-    }
-
-    /// Whether the flow may go on after a kill. No ordinary segment changes that, so the predicted
-    /// path leaves it.
-    pub(super) fn commit_marks(&self, cx: &mut FlowContext<'_, '_>) {
-        if let Some(rec) = self.receiver.record() {
-            cx.arena.commit_marks(rec, self.marks());
-        }
-    }
-
     /// Store, record and reservation go back: the flow needs no place, because it is idle and owes
     /// nothing, or leaves.
     fn give_back(&mut self, cx: &mut FlowContext<'_, '_>) {
         self.release(cx.arena, cx.vm);
-        self.free_record(cx.arena);
+        self.give_record_back(cx.arena);
     }
 
     /// The flow is idle, or without a place: R's bytes get one later. Data that G has handed over
@@ -185,7 +91,7 @@ impl Flow {
     fn park(&mut self, cx: &mut FlowContext<'_, '_>) {
         if self.keeps_bytes() {
             self.release_inbound(cx.arena, cx.vm);
-            self.free_record(cx.arena);
+            self.give_record_back(cx.arena);
         } else {
             let (shown, promised) = (self.losses.shown(), self.losses.promised());
             let before = self.losses.take_before();
@@ -205,13 +111,6 @@ impl Flow {
         }
     }
 
-    fn free_record(&mut self, arena: &mut Arena<'_>) {
-        if let Some(rec) = self.receiver.record() {
-            self.receiver.set_record(None);
-            arena.free_record(rec);
-        }
-    }
-
     /// Store and reservation go back; the record stays.
     fn release(&mut self, arena: &mut Arena<'_>, vm: &mut Vm) {
         self.release_inbound(arena, vm);
@@ -227,15 +126,16 @@ impl Flow {
     }
 
     /// The entry goes. Its place in lists is skipped when its turn comes.
-    pub(crate) fn dispose(mut self, arena: &mut Arena<'_>, vm: Option<&mut Vm>) {
+    pub(crate) fn dispose(mut self, key: &FlowKey, arena: &mut Arena<'_>, vm: Option<&mut Vm>) {
         self.store.clear(arena);
         self.free_record(arena);
-        let relayed = self.losses.relayed_mut();
         if let Some(vm) = vm {
+            self.uncount_bound(key, vm);
+            let relayed = self.losses.relayed_mut();
             relayed.into_iter().for_each(|relayed| relayed.release(arena, vm));
             self.receiver.release(vm);
             vm.owing_flows -= u32::from(self.is_counted_as_owing());
-        } else if let Some(relayed) = relayed {
+        } else if let Some(relayed) = self.losses.relayed_mut() {
             relayed.clear(arena);
         }
     }
@@ -270,6 +170,19 @@ impl Flow {
     #[inline(never)]
     pub(super) fn return_lent(&mut self, cx: &mut FlowContext<'_, '_>) {
         self.receiver.return_lent(&self.terms_for(self.early_ack()), cx.vm);
+    }
+
+    /// New data, or an ACK with news, for a VM that has boost (BST-01).
+    #[cold] // few have
+    #[inline(never)]
+    pub(super) fn want_core(&self, cx: &mut FlowContext<'_, '_>, data: bool) {
+        let (now, id) = (cx.now, cx.id);
+        let is_wanted = self.standing.draining().is_none();
+        match &mut cx.vm.wanting {
+            Some(wanting) if is_wanted && data => wanting.on_data(now, id),
+            Some(wanting) if is_wanted => wanting.on_turn(now),
+            _ => {}
+        }
     }
 
     // --- The mode of the receiver --------------------------------------------------------------
@@ -331,8 +244,10 @@ impl Flow {
     }
 
     fn leave_if_quiescent(&mut self, cx: &mut FlowContext<'_, '_>) {
-        let closed = self.fin_acked_by_guest() && self.outbound.fin_acked();
-        if closed && self.quiescent() {
+        if !self.is_live() {
+            return; // it has left
+        }
+        if self.is_closed() && self.quiescent() {
             self.leave(cx, Why::Closed);
         } else if let Some(why) = self.standing.draining() {
             let copied = self.sender.una() >= self.receiver.passed();
@@ -371,9 +286,14 @@ impl Flow {
         }
         self.receiver.on_left();
         self.sender.stop();
+        let edits = self.close_translated();
         self.give_back(cx);
         self.timers.stop();
-        self.pass(cx.now, why);
+        if edits {
+            self.timers.on_seen(cx.now);
+        } else {
+            self.pass(cx.now, why);
+        }
     }
 
     /// Promises end here; the caller has made the RST for R. The entry answers challenge ACKs,
@@ -381,6 +301,7 @@ impl Flow {
     /// `tell_guest`: an RST to G is due.
     pub(super) fn abort(&mut self, cx: &mut FlowContext<'_, '_>, why: Why, tell_guest: bool) {
         self.release(cx.arena, cx.vm);
+        self.end_bound(cx);
         self.standing.abort(why, tell_guest);
         self.receiver.on_abort();
         self.sender.stop();
@@ -410,7 +331,8 @@ impl Flow {
     /// G has opened a new connection under this key. R is reset if it believes bytes delivered that
     /// G did not take (INV-21, SNOOP-17). The entry goes.
     pub(crate) fn on_forgotten_by_guest(&mut self, cx: &mut FlowContext<'_, '_>) {
-        let owed = self.promised() > self.sender.una();
+        // Nobody can translate for another connection, so R hears of the end of this one.
+        let owed = self.promised() > self.sender.una() || self.receiver.is_translated();
         if self.is_live() && owed && !self.receiver.reset_waits() {
             self.reset_to_net(cx);
             cx.vm.counters.flows_aborted += 1;
@@ -424,12 +346,13 @@ impl Flow {
             self.hand_back_now(cx); // where G is now, it has what R was not sent
             self.outbound.stop(); // and R tells it the rest
         }
-        let may_go_on = self.receiver.is_late() || cx.vm.presence == Presence::Moved;
+        let may_go_on = (self.receiver.is_late() || cx.vm.presence == Presence::Moved)
+            && !self.receiver.is_translated();
         let is_replaced = cx.vm.presence == Presence::Replaced;
         if self.is_live() && may_go_on && self.owes_nothing() {
             self.step_aside(cx, Why::GuestGone);
-        } else if self.is_live() {
-            self.reset_to_net(cx);
+        } else if self.is_live() || self.state() == State::Translated {
+            self.reset_to_net(cx); // what G repeats elsewhere nobody translates
             cx.vm.counters.flows_aborted += 1;
             self.abort(cx, Why::GuestGone, is_replaced);
         } else {
@@ -481,7 +404,9 @@ impl Flow {
         if self.is_live() {
             let (sender, mut sending) = self.sending(cx);
             sender.on_ring_reset(&mut sending);
-            self.begin_doubt(cx);
+            if self.state() != State::Opening {
+                self.begin_doubt(cx); // an opening one asks by its SYN
+            }
             // It may have been silent for a guest that was awaited.
             let owes_ack = self.ack_to_net() > self.receiver.acks.sent();
             if owes_ack && !self.receiver.is_late() && cx.vm.presence == Presence::Here {
@@ -502,9 +427,11 @@ impl Flow {
     fn end(&self) -> Instant {
         let span = match self.state() {
             State::Handshake => limits::T_HANDSHAKE,
+            State::Opening => return self.opening_wakes_at(),
             State::Abort => limits::T_ABORT,
-            State::Pass if self.why() == Why::Closed => limits::T_LINGER,
+            State::Pass | State::Translated if self.why() == Why::Closed => limits::T_LINGER,
             _ if self.has_place() => limits::T_PARK,
+            State::On | State::Drain if self.receiver.is_translated() => self.asks_after(),
             _ => limits::T_IDLE,
         };
         self.timers.idle_until(span)
@@ -514,13 +441,16 @@ impl Flow {
     pub(crate) fn on_timeout(&mut self, cx: &mut FlowContext<'_, '_>) -> bool {
         self.timers.on_wheel();
         let stands = self.hear_of_end(cx);
-        if self.end() <= cx.now {
+        if self.state() == State::Opening {
+            self.on_opening_time(cx);
+        } else if self.end() <= cx.now {
             // G drops bytes that R sends beyond G's own window after this, and R repeats them.
             let over = !self.has_place() || !self.is_live();
-            if over && self.owes_nothing() {
+            if over && self.is_bound() {
+                self.ask_both(cx);
+            } else if over && self.owes_nothing() && !self.awaits_word(cx.vm) {
                 return true;
-            }
-            if self.holds_nothing() && self.receiver.guest_has_room(&self.terms()) {
+            } else if self.holds_nothing() && self.receiver.guest_has_room(&self.terms()) {
                 self.park(cx);
             }
             self.timers.on_seen(cx.now);
@@ -545,6 +475,9 @@ impl Flow {
             self.abort(cx, Why::Reset, true);
             return;
         }
+        if self.state() == State::Opening {
+            return self.on_unanswered_run(cx);
+        }
         if let Some(heard_at) = self.heard_in_doubt(cx) {
             return self.on_doubt_timeout(cx, heard_at);
         }
@@ -552,7 +485,8 @@ impl Flow {
         let tried = u32::from(timeouts) >= limits::REFUSED_RETRANSMISSIONS;
         // R, which was promised nothing, does not give up sooner.
         let late = self.receiver.is_late() && self.owes_nothing();
-        if tried && stuck >= limits::REFUSED_RUNNING && late && self.answers_elsewhere() {
+        let may_go = late && !self.receiver.is_translated() && self.answers_elsewhere();
+        if tried && stuck >= limits::REFUSED_RUNNING && may_go {
             self.step_aside(cx, self.why()); // R repeats what G lacks
             return;
         }

@@ -6,8 +6,10 @@ use crate::store::ranges::{InsertOutcome, Ranges};
 use crate::tcp::outbound::RemoteSack;
 use crate::tcp::outbound::relayed::{Before, Relayed};
 use crate::tcp::sender::{Path, Recovery};
+use crate::tcp::state::Heard;
 use crate::time::Instant;
 use crate::wire::saved::{BadImage, Reader, Saved, Writer, saved};
+use crate::wire::translate::Translation;
 
 /// State that is needed only while segments are missing.
 #[derive(Debug, Default)]
@@ -53,17 +55,38 @@ struct Known {
     past: u64,
     /// Copies of G that found R's window shut although G was shown some.
     vain: u8,
+    /// The differences between G's numbers and R's, if H has answered R's SYN.
+    translated: Option<Translated>,
 }
 
 saved! {
     Known {
         guest, path, narrow, narrow_to_net, net, unsent, before, promised, sacked, farther, vain,
+        translated,
     }
     reset {
         relayed = None, // handed back before (FLOOD-32)
         past = 0, // a VM whose frames can pass has no image
     }
     check |it| it.vain < limits::WINDOW_PROBES_MAX
+}
+
+/// G has accepted a connection whose SYN H had answered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Translated {
+    /// Between G's numbers and R's.
+    pub(crate) numbers: Translation,
+    /// Times that both ends were asked whether they are there, since each was heard (ACC-08).
+    pub(crate) asked: u8,
+    /// G was heard since they were asked first, and R was.
+    pub(crate) heard: Heard,
+}
+
+saved! {
+    Translated { numbers, asked }
+    reset {
+        heard = Heard::default(), // both are asked anew
+    }
 }
 
 /// Segments for an end are shorter, for a while.
@@ -357,15 +380,34 @@ impl Losses {
                 && known.promised == 0
                 && known.past <= guest_una
                 && known.sacked.max_end().is_none_or(|end| end <= guest_una)
+                && known.translated.is_none()
         };
         if self.0.as_deref().is_some_and(over) {
             self.0 = None;
         }
     }
 
-    /// The flow leaves the path. Kept bytes were given back before.
+    /// The flow leaves the path. Kept bytes were given back before. G's numbers stay what they are.
     pub(crate) fn clear(&mut self) {
-        self.0 = None;
+        let translated = self.0.take().and_then(|known| known.translated);
+        if translated.is_some() {
+            self.0 = Some(Box::new(Known { translated, ..Known::default() }));
+        }
+    }
+
+    /// The differences between G's numbers and R's, if there are any.
+    pub(crate) fn translated(&self) -> Option<&Translated> {
+        self.0.as_ref()?.translated.as_ref()
+    }
+
+    pub(crate) fn translated_mut(&mut self) -> Option<&mut Translated> {
+        self.0.as_mut()?.translated.as_mut()
+    }
+
+    /// G has accepted the connection, and these are its numbers.
+    pub(crate) fn set_translated(&mut self, numbers: Translation) {
+        let translated = Translated { numbers, asked: 0, heard: Heard::default() };
+        self.0.get_or_insert_default().translated = Some(translated);
     }
 }
 

@@ -36,11 +36,13 @@
 //! | `outbound` | R's progress with G's bytes, R's window and SACK blocks |
 //! | `outbound/relayed` | G's bytes that are kept, with congestion offload |
 //! | `lead` | how far H is ahead of G, in samples for operators |
+//! | `recorded` | the flow's record in the arena |
 //! | `wanting` | who is owed bytes or a turn, for VMs that have boost |
 //! | `doubt` | flows whose G may have rebooted |
 //! | `absence` | flows whose segments may have passed the daemon by |
 //! | `returning` | flows that come back after that |
 //! | `accept` | who may be answered in G's place, and how (accept offload) |
+//! | `translated` | flows that H has accepted, from the first frame to the last |
 //! | `distance` | what is known of servers behind G |
 //! | `state`, `timers`, `timestamps`, `template`, `options` | the state in their names |
 //!
@@ -75,6 +77,7 @@ pub mod options;
 mod outbound;
 mod predicted;
 mod receiver;
+mod recorded;
 mod resumed;
 mod returning;
 pub(crate) mod saved;
@@ -84,6 +87,7 @@ pub mod stats;
 mod template;
 mod timers;
 mod timestamps;
+mod translated;
 mod unseen;
 pub mod vm;
 pub mod wanting;

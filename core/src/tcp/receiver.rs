@@ -82,7 +82,7 @@ pub(crate) struct Receiver {
     /// Bytes H may hold and promise for this flow at once.
     buffer_bytes: u32,
     /// Store pages reserved for that from the VM's budget (INV-06).
-    reserved_pages: u32,
+    reserved_pages: u16,
     /// The record in the arena, while `On` or `Drain` (unless parked), or rebuilt.
     record: Option<RecordId>,
     /// CE was seen and R has not answered with CWR (SNOOP-19).
@@ -192,8 +192,8 @@ impl Receiver {
     }
 
     /// Store pages reserved for that.
-    pub(crate) const fn reserved_pages(&self) -> u32 {
-        self.reserved_pages
+    pub(crate) fn reserved_pages(&self) -> u32 {
+        self.reserved_pages.into()
     }
 
     /// The record in the arena.
@@ -535,6 +535,9 @@ impl Receiver {
     /// Grows toward room for `bytes`, rounding slack included, by as much as the VM has for it.
     #[cold]
     fn grow(&mut self, t: &Terms, vm: &mut Vm, bytes: u64) {
+        if self.odd.has(Odd::OPENING) {
+            return; // ACC-10
+        }
         let mut bytes = t.useful_buffer(bytes);
         let own = u64::from(self.reserved_pages);
         let wanted = FlowStore::pages_for(bytes).saturating_sub(own);
@@ -550,7 +553,7 @@ impl Receiver {
 
     fn set_buffer(&mut self, t: &Terms, pages: u64, bytes: u64) {
         let buffer = u32::try_from(bytes - t.rounding_slack()).unwrap_or(u32::MAX);
-        self.reserved_pages = u32::try_from(pages).unwrap_or(u32::MAX);
+        self.reserved_pages = u16::try_from(pages).unwrap_or(u16::MAX);
         self.buffer_bytes = self.buffer_bytes.max(buffer);
         self.odd.set(Odd::WIDE, t.is_behind && bytes > limits::PROMISED_BEHIND_MAX);
     }

@@ -17,7 +17,7 @@ use crate::store::arena::RecordId;
 use crate::store::flow_store::FlowStore;
 use crate::store::record::{
     FLAG_ECN, FLAG_GUEST_IS_CLIENT, FLAG_SACK, FLAG_TS, Fins, MARK_ECE, MARK_FIN_OF_GUEST,
-    MARK_NEAR, MARK_NEW, MARK_RESUMABLE, Record,
+    MARK_NEAR, MARK_NEW, MARK_RESUMABLE, MARK_TRANSLATED, Record,
 };
 use crate::tcp::FlowContext;
 use crate::tcp::distance::Distance;
@@ -40,7 +40,10 @@ impl Flow {
         let stops = self.standing.draining() == Some(Why::Operator);
         let promises = self.standing.is_on() || stops;
         let relays = self.losses.promised() > 0 || self.losses.shown() > self.outbound.sent();
-        bit(promises && !self.receiver.reset_waits() && !relays, MARK_RESUMABLE)
+        let is_translated = self.receiver.is_translated();
+        let resumes = promises && !self.receiver.reset_waits() && !relays && !is_translated;
+        bit(resumes, MARK_RESUMABLE)
+            | bit(is_translated, MARK_TRANSLATED)
             | bit(!self.sender.is_established(), MARK_NEW)
             | bit(self.options.distance != Distance::Local, MARK_NEAR)
             | bit(self.outbound.fin_sent(), MARK_FIN_OF_GUEST)

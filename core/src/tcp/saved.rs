@@ -29,7 +29,7 @@ use crate::tcp::state::{Standing, Why};
 use crate::tcp::template::Template;
 use crate::tcp::timers::Timers;
 use crate::tcp::timestamps::TimestampState;
-use crate::wire::packet::{Eth, IpVersion};
+use crate::wire::packet::{Eth, IpVersion, Seq};
 use crate::wire::saved::{BadImage, NUMBER_MAX, Reader, Saved, Writer};
 
 /// Unwrapped numbers begin here (COM-01).
@@ -84,7 +84,9 @@ impl Flow {
 
     /// The ranges of R's stream whose bytes are in the store.
     fn held(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        let (una, next) = (self.sender.una(), self.receiver.next());
+        // Of an opening flow the first number is that of R's SYN.
+        let una = self.sender.una() + u64::from(self.state() == State::Opening);
+        let next = self.receiver.next();
         let in_order = (self.is_live() && una < next).then_some((una, next));
         in_order.into_iter().chain(self.receiver.out_of_order().iter())
     }
@@ -95,8 +97,8 @@ impl Flow {
     }
 
     /// Store pages that it needs.
-    pub(crate) const fn place_pages(&self) -> u64 {
-        self.receiver.reserved_pages() as u64
+    pub(crate) fn place_pages(&self) -> u64 {
+        self.receiver.reserved_pages().into()
     }
 
     /// The layers below TCP of its frames, if they are such ones of this key.
@@ -123,18 +125,34 @@ impl Flow {
         let counted =
             self.sender.retransmissions().max(self.outbound.absorbed_acks()) <= RETRANSMISSIONS_MAX;
         let placed = match self.state() {
-            State::On | State::Drain => self.has_possible_place(has_record),
+            State::Opening | State::On | State::Drain => self.has_possible_place(has_record),
             State::Abort => !has_place && receiver.out_of_order().is_empty(),
-            State::Handshake | State::Pass => {
+            State::Handshake | State::Pass | State::Translated => {
                 !has_place && !has_record && receiver.out_of_order().is_empty()
             }
         };
         let ordered = match self.state() {
-            State::Pass => true,
+            State::Pass | State::Translated => true,
             State::Abort => receiver.acks.sent() <= self.early_ack(), // its RSTs show that
-            State::Handshake | State::On | State::Drain => self.is_in_order(),
+            State::Handshake | State::Opening | State::On | State::Drain => self.is_in_order(),
         };
-        numbered && counted && placed && ordered
+        numbered && counted && placed && ordered && self.has_possible_translation()
+    }
+
+    /// G's numbers are known where they are needed, and nowhere else.
+    fn has_possible_translation(&self) -> bool {
+        let is_translated = self.receiver.is_translated();
+        let is_known = self.losses.translated().is_some();
+        match self.state() {
+            State::Opening => {
+                let (una, isn) = (self.sender.una(), self.standing.isn_of_net());
+                let is_at_syn = self.sender.edge() == una + 1 && isn == Some(Seq::wrap(una));
+                is_translated && !is_known && is_at_syn
+            }
+            State::On | State::Drain | State::Translated => is_translated == is_known,
+            State::Abort => is_translated || !is_known,
+            State::Handshake | State::Pass => !is_translated && !is_known,
+        }
     }
 
     /// Bytes have reserved places, or there are none (INV-06).
@@ -219,6 +237,7 @@ impl<'a> Arrival<'a> {
         has_record: bool,
         bytes: &[u8],
     ) -> bool {
+        flow.count_bound(cx);
         let pages = flow.place_pages();
         if pages > 0 && !cx.vm.reserve(pages) {
             flow.receiver.forget_place();

@@ -7,6 +7,7 @@
 //!
 //! Order: `una <= next <= sent <= stream.all()`, counting a delivered FIN as one.
 
+mod opening;
 mod path;
 mod recovery;
 

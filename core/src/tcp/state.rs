@@ -4,8 +4,10 @@
 //! `lifecycle` and `handshake` know when an event happens, and do its other work.
 
 use crate::flow::table::Class;
+use crate::tcp::accept::opening::Opening;
 use crate::tcp::options::Offers;
 use crate::wire::saved::{BadImage, Reader, Saved, Writer, saved_enum};
+use crate::wire::seq::Seq;
 
 /// Where the connection stands.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -14,6 +16,10 @@ pub enum State {
     ///
     /// *Operations*: everything is forwarded verbatim. *Caveats*: owns no record, no reservation.
     Handshake,
+    /// H has answered R's SYN, and R its answer; G has yet to accept the connection (ACC-03).
+    ///
+    /// *Operations*: toward R as `On`, with the room of H's SYN-ACK; toward G there is a SYN.
+    Opening,
     /// The inbound pipe is in the path: every packet goes through an emission gate.
     On,
     /// As `On`, but R's bytes are acknowledged late (LIFE-12). Goes to `Pass` when quiescent.
@@ -21,22 +27,35 @@ pub enum State {
     /// Forwarded verbatim. *Operations*: entered only when H owes nothing; after an absence of the
     /// daemon it may end by [`Self::Drain`] (COM-28).
     Pass,
+    /// H had answered R's SYN, and both sides have closed. *Operations*: in place of `Pass`, the
+    /// numbers of each frame are edited (ACC-04).
+    Translated,
     /// RSTs were or are being sent. *Operations*: only challenge ACKs are answered, for 60 s.
     Abort,
 }
 
 impl State {
     /// Every state.
-    pub const ALL: [Self; 5] = [Self::Handshake, Self::On, Self::Drain, Self::Pass, Self::Abort];
+    pub const ALL: [Self; 7] = [
+        Self::Handshake,
+        Self::Opening,
+        Self::On,
+        Self::Drain,
+        Self::Pass,
+        Self::Translated,
+        Self::Abort,
+    ];
 
     /// The stable lower-case name used by the CLI and as metric label.
     #[must_use]
     pub const fn label(self) -> &'static str {
         match self {
             Self::Handshake => "handshake",
+            Self::Opening => "opening",
             Self::On => "on",
             Self::Drain => "drain",
             Self::Pass => "pass",
+            Self::Translated => "translated",
             Self::Abort => "abort",
         }
     }
@@ -126,11 +145,14 @@ pub(crate) struct Heard {
     pub(crate) net: bool,
 }
 
-/// A state, and the data that only this state has.
+/// A state, and the data that only this state has; in the order of [`State`], so that one is the
+/// other's number.
 #[derive(Debug)]
 enum Position {
     /// The offers of the two sides so far.
     Handshake(Box<Offers>),
+    /// H's handshake with G.
+    Opening(Box<Opening>),
     On,
     Drain(Why),
     /// `unnoticed`: nobody has considered yet that G may flood this connection (FLOOD-28).
@@ -140,6 +162,7 @@ enum Position {
         unnoticed: bool,
         heard: Option<Heard>,
     },
+    Translated,
     /// `tell_guest`: an RST to G is due now.
     Abort {
         why: Why,
@@ -156,6 +179,8 @@ impl Saved for Position {
             // A VM whose frames can pass plain has no image.
             Self::Pass { why, unnoticed, heard: _ } => (3_u8, (*why, *unnoticed)).saved(image),
             Self::Abort { why, tell_guest } => (4_u8, (*why, *tell_guest)).saved(image),
+            Self::Opening(opening) => (5_u8, **opening).saved(image),
+            Self::Translated => 6_u8.saved(image),
         }
     }
 
@@ -172,6 +197,8 @@ impl Saved for Position {
                 let (why, tell_guest) = <(Why, bool)>::of_saved(image)?;
                 Self::Abort { why, tell_guest }
             }
+            5 => Self::Opening(Box::of_saved(image)?),
+            6 => Self::Translated,
             _ => return Err(BadImage::Impossible("Position")),
         })
     }
@@ -182,6 +209,10 @@ impl Saved for Position {
 enum Event {
     /// The handshake is complete, all is understood, and there is a place for the first window.
     TakenOn,
+    /// G has accepted a connection that H had accepted for it.
+    Accepted,
+    /// Both sides of such a connection have closed.
+    Closed,
     /// Late acknowledgements from here on, then out of the path.
     Drain(Why),
     /// The reason to drain is over, or was called off, and nothing is owed.
@@ -198,6 +229,8 @@ enum Event {
 const fn after(position: &Position, event: Event) -> Option<Position> {
     Some(match (position, event) {
         (Position::Handshake(_), Event::TakenOn) => Position::On,
+        (Position::Opening(_), Event::Accepted) => Position::On,
+        (Position::On | Position::Drain(_), Event::Closed) => Position::Translated,
         (Position::On, Event::Drain(why)) => Position::Drain(why),
         (Position::Drain(before), Event::Drain(why))
             if before.temporary() || (before.revocable() && !why.revocable()) =>
@@ -212,7 +245,11 @@ const fn after(position: &Position, event: Event) -> Option<Position> {
         }
         // From `Handshake` only after a restart, by a flow rebuilt from its record.
         (
-            Position::Handshake(_) | Position::On | Position::Drain(_),
+            Position::Handshake(_)
+            | Position::Opening(_)
+            | Position::On
+            | Position::Drain(_)
+            | Position::Translated,
             Event::Reset(why, tell_guest),
         ) => Position::Abort { why, tell_guest },
         _ => return None,
@@ -239,14 +276,21 @@ impl Standing {
         Self(Position::Handshake(Box::new(offers)))
     }
 
+    /// H has accepted a connection for G.
+    pub(crate) fn opening(opening: Opening) -> Self {
+        Self(Position::Opening(Box::new(opening)))
+    }
+
     /// The state.
     #[inline]
     pub(crate) const fn state(&self) -> State {
         match self.0 {
             Position::Handshake(_) => State::Handshake,
+            Position::Opening(_) => State::Opening,
             Position::On => State::On,
             Position::Drain(_) => State::Drain,
             Position::Pass { .. } => State::Pass,
+            Position::Translated => State::Translated,
             Position::Abort { .. } => State::Abort,
         }
     }
@@ -254,15 +298,32 @@ impl Standing {
     /// Why the flow is there.
     pub(crate) const fn why(&self) -> Why {
         match self.0 {
-            Position::Handshake(_) | Position::On => Why::Nothing,
+            Position::Handshake(_) | Position::Opening(_) | Position::On => Why::Nothing,
+            Position::Translated => Why::Closed,
             Position::Drain(why) | Position::Pass { why, .. } | Position::Abort { why, .. } => why,
         }
     }
 
-    /// In the path: `On` or `Drain`.
+    /// In the path: `Opening`, `On` or `Drain`.
     #[inline]
     pub(crate) const fn is_live(&self) -> bool {
-        matches!(self.0, Position::On | Position::Drain(_))
+        matches!(self.0, Position::Opening(_) | Position::On | Position::Drain(_))
+    }
+
+    /// H's handshake with G, while `Opening`.
+    #[inline]
+    pub(crate) fn as_opening(&self) -> Option<&Opening> {
+        if let Position::Opening(opening) = &self.0 { Some(opening) } else { None }
+    }
+
+    /// R's initial sequence number, while `Opening`.
+    pub(crate) fn isn_of_net(&self) -> Option<Seq> {
+        self.as_opening().map(|opening| opening.grant().of_net().isn)
+    }
+
+    /// The same, to change.
+    pub(crate) fn as_opening_mut(&mut self) -> Option<&mut Opening> {
+        if let Position::Opening(opening) = &mut self.0 { Some(opening) } else { None }
     }
 
     /// While `Pass`: G has sent no data yet on a connection that H could not follow from its
@@ -339,9 +400,11 @@ impl Standing {
     pub(crate) const fn class(&self) -> Class {
         match self.0 {
             Position::Handshake(_) => Class::Unproven,
-            Position::On | Position::Drain(_) | Position::Abort { tell_guest: true, .. } => {
-                Class::Live
-            }
+            Position::Opening(_)
+            | Position::On
+            | Position::Drain(_)
+            | Position::Translated
+            | Position::Abort { tell_guest: true, .. } => Class::Live,
             Position::Pass { .. } | Position::Abort { .. } => Class::Spent,
         }
     }
@@ -349,6 +412,16 @@ impl Standing {
     /// `Handshake` to `On`: the third ACK was seen, and there is a place for the first window.
     pub(crate) fn take_on(&mut self) {
         self.must(Event::TakenOn);
+    }
+
+    /// `Opening` to `On`.
+    pub(crate) fn accept(&mut self) {
+        self.must(Event::Accepted);
+    }
+
+    /// `On` or `Drain` to `Translated`.
+    pub(crate) fn close_translated(&mut self) {
+        self.must(Event::Closed);
     }
 
     /// `On` to `Drain`. A flow that drains for good goes on to do so for its first such reason.
@@ -371,7 +444,7 @@ impl Standing {
         self.must(Event::Left(why));
     }
 
-    /// `On` or `Drain` to `Abort`. `tell_guest`: an RST to G is due.
+    /// `Opening`, `On` or `Drain` to `Abort`. `tell_guest`: an RST to G is due.
     pub(crate) fn abort(&mut self, why: Why, tell_guest: bool) {
         self.must(Event::Reset(why, tell_guest));
     }
@@ -395,26 +468,35 @@ impl Standing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tcp::accept::grant::tests::{ALL, grant, offered};
     use std::fmt::Write as _;
 
     /// Every state and every event; `-` is an event that changes nothing.
     const TRANSITIONS: &str = "
-               TakenOn Drain/Options Drain/Operator Drain/Urgent Resumed Left Reset Returned
-Handshake      On      -             -              -            -       Pass Abort -
-On             -       Drain/Options Drain/Operator Drain/Urgent -       Pass Abort -
-Drain/Options  -       -             -              -            -       Pass Abort -
-Drain/Operator -       Drain/Options -              -            On      Pass Abort -
-Drain/Urgent   -       Drain/Options Drain/Operator Drain/Urgent On      Pass Abort -
-Pass           -       -             -              -            -       -    -     -
-Pass for now   -       -             -              -            -       -    -     Drain/Urgent
-Abort          -       -             -              -            -       -    -     -
+             TakenOn Accepted Drain/Opt Drain/Ope Drain/Urg Resumed Left Closed     Reset Returned
+Handshake    On      -        -         -         -         -       Pass -          Abort -
+Opening      -       On       -         -         -         -       -    -          Abort -
+On           -       -        Drain/Opt Drain/Ope Drain/Urg -       Pass Translated Abort -
+Drain/Opt    -       -        -         -         -         -       Pass Translated Abort -
+Drain/Ope    -       -        Drain/Opt -         -         On      Pass Translated Abort -
+Drain/Urg    -       -        Drain/Opt Drain/Ope Drain/Urg On      Pass Translated Abort -
+Pass         -       -        -         -         -         -       -    -          -     -
+Pass for now -       -        -         -         -         -       -    -          -     Drain/Urg
+Translated   -       -        -         -         -         -       -    -          Abort -
+Abort        -       -        -         -         -         -       -    -          -     -
 ";
+
+    fn opening() -> Opening {
+        Opening::new(grant(ALL - 1, &offered(ALL - 1)))
+    }
 
     fn name(position: &Position) -> String {
         match position {
             Position::Handshake(_) => "Handshake".into(),
+            Position::Opening(_) => "Opening".into(),
+            Position::Translated => "Translated".into(),
             Position::On => "On".into(),
-            Position::Drain(why) => format!("Drain/{why:?}"),
+            Position::Drain(why) => format!("Drain/{:.3}", format!("{why:?}")),
             Position::Pass { heard: Some(_), .. } => "Pass for now".into(),
             Position::Pass { .. } => "Pass".into(),
             Position::Abort { .. } => "Abort".into(),
@@ -426,37 +508,45 @@ Abort          -       -             -              -            -       -    - 
         let offers = Offers::default();
         let positions = [
             Position::Handshake(Box::new(offers)),
+            Position::Opening(Box::new(opening())),
             Position::On,
             Position::Drain(Why::Options),
             Position::Drain(Why::Operator),
             Position::Drain(Why::Urgent),
             Position::Pass { why: Why::Closed, unnoticed: false, heard: None },
             Position::Pass { why: Why::Urgent, unnoticed: false, heard: Some(Heard::default()) },
+            Position::Translated,
             Position::Abort { why: Why::Reset, tell_guest: true },
         ];
         let events = [
             Event::TakenOn,
+            Event::Accepted,
             Event::Drain(Why::Options),
             Event::Drain(Why::Operator),
             Event::Drain(Why::Urgent),
             Event::Resumed,
             Event::Left(Why::Options),
+            Event::Closed,
             Event::Reset(Why::Reset, true),
             Event::Returned,
         ];
-        let widths = [8, 14, 15, 13, 8, 5, 6, 12];
-        let mut table = format!("\n{:15}", "");
+        let widths = [8, 9, 10, 10, 10, 8, 5, 11, 6, 12];
+        let mut table = format!("\n{:13}", "");
         for (event, width) in events.iter().zip(widths) {
             let name = match event {
-                Event::Drain(why) => format!("Drain/{why:?}"),
+                Event::Drain(why) => format!("Drain/{:.3}", format!("{why:?}")),
                 Event::Left(_) => "Left".into(),
                 Event::Reset(..) => "Reset".into(),
-                Event::TakenOn | Event::Resumed | Event::Returned => format!("{event:?}"),
+                Event::TakenOn
+                | Event::Accepted
+                | Event::Resumed
+                | Event::Closed
+                | Event::Returned => format!("{event:?}"),
             };
             let _ = write!(table, "{name:width$}");
         }
         for position in &positions {
-            let _ = write!(table, "\n{:15}", name(position));
+            let _ = write!(table, "\n{:13}", name(position));
             for (event, width) in events.iter().zip(widths) {
                 let to = after(position, *event).map_or("-".into(), |to| name(&to));
                 let _ = write!(table, "{to:width$}");

@@ -93,6 +93,7 @@ impl Flow {
     /// G sends past H and is owed nothing. It may never show here that it takes the room that H has
     /// shown R. G drops the excess, and R repeats it.
     pub(super) fn may_leave_unseen(&self) -> bool {
-        self.outbound.sends_unseen() && self.holds_nothing()
+        let is_bound = self.receiver.is_translated(); // nobody else could translate
+        self.outbound.sends_unseen() && self.holds_nothing() && !is_bound
     }
 }

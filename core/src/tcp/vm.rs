@@ -7,10 +7,11 @@ use crate::counters::VmCounters;
 use crate::flow::table::FlowId;
 use crate::limits::{
     BUDGET_FOR_FIRST_WINDOWS, FLOODING_PLACES, FLOW_BUFFER_MIN, MTU_DEFAULT, REFUSALS_PER_VM,
-    RUNNING_CREDIT_MAX, T_REFUSED, T_UNCONTROLLED, pages_for,
+    RUNNING_CREDIT_MAX, T_ACCEPT_ALIVE, T_REFUSED, T_UNCONTROLLED, pages_for,
 };
 use crate::port::Local;
 use crate::switch::Mac;
+use crate::tcp::accept::Accepting;
 use crate::tcp::distance::Servers;
 use crate::tcp::doubt::Doubt;
 use crate::tcp::lead::Leads;
@@ -161,6 +162,10 @@ pub struct Vm {
     pub acknowledges_late: bool,
     /// While it may migrate (LIFE-06): whether H is to send for its flows when that is over.
     pub(crate) sends_after: Option<bool>,
+    /// Accept offload: only if the VM has it.
+    pub(crate) accepting: Option<Box<Accepting>>,
+    /// Flows in the path that H has accepted for it (ACC-08).
+    pub translated_flows: u32,
     /// Its driver has begun anew while connections owed something (LIFE-04b).
     pub(crate) doubt: Option<Box<Doubt>>,
     /// When its rings stopped last.
@@ -276,8 +281,10 @@ impl Vm {
             owing_flows: _,
             ready: _,
             announced: _,
-            // It begins anew: a boost lasts for microseconds.
+            translated_flows: _,
+            // It begins anew: a boost lasts for microseconds, a minute tells who may be answered.
             wanting: _,
+            accepting: _,
             // This host's work for it.
             counters: _,
             leads: _,
@@ -352,6 +359,8 @@ impl Vm {
             ready: VecDeque::new(),
             announced: false,
             deliveries_held: false,
+            accepting: None,
+            translated_flows: 0,
             doubt: None,
             stopped_at: Instant::ZERO,
             presence: Presence::Here,
@@ -487,6 +496,20 @@ impl Vm {
             self.absence = (silent.min(ABSENCE_MAX), now);
         }
         self.absence.0
+    }
+
+    /// The guest of a VM with accept offload runs. One that was paused may have other rules by now
+    /// (ACC-01b). It has had a turn when it has seen everything (ACC-10).
+    #[cold]
+    pub(crate) fn note_run(&mut self, now: Instant, drained: bool) {
+        let silent = self.clock.silent_for(now);
+        let turn = drained && !self.clock.has_seen_all();
+        if let Some(accepting) = &mut self.accepting {
+            accepting.run += u64::from(turn);
+            if silent > T_ACCEPT_ALIVE {
+                accepting.learned.on_guest_reset(now);
+            }
+        }
     }
 
     /// The guest refused bytes from `remote` for `g_port`: no offload for them for [`T_REFUSED`].

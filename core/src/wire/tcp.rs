@@ -193,6 +193,13 @@ impl SackBlocks {
         &self.blocks[..usize::from(self.len)]
     }
 
+    /// Each edge becomes another.
+    pub(super) fn each_edge(&mut self, edge: impl Fn(Seq) -> Seq) {
+        for (from, to) in &mut self.blocks[..usize::from(self.len)] {
+            (*from, *to) = (edge(*from), edge(*to));
+        }
+    }
+
     /// No block: the option was not there.
     #[inline]
     #[must_use]

@@ -19,10 +19,11 @@
 use super::checksum::{fold, sum, update16, update32};
 use super::icmp::Quoted;
 use super::ip::{Ip, L4, PROTOCOL_AH, tcp_fragment};
+use super::saved::saved;
 use super::seq::Seq;
 use super::tcp::{
     CHECKSUM_AT, FLAGS_AT, HEADER, HEADER_MAX, KIND_AO, KIND_MD5, KIND_NOP, KIND_SACK,
-    KIND_TIMESTAMPS, TcpFlags, WINDOW_AT, header_len, options_mut,
+    KIND_TIMESTAMPS, SackBlocks, TcpFlags, Timestamps, WINDOW_AT, header_len, options_mut,
 };
 use super::{be16, be32};
 
@@ -48,6 +49,13 @@ pub struct Translation {
     pub shift_unknown: u8,
     /// G does not read SACK although R sends it: blocks are overwritten (ACC-05).
     pub hides_sack: bool,
+}
+
+saved! {
+    Translation {
+        seq, clock, shift_of_guest, shift_to_net, shift_unknown, hides_sack,
+    }
+    check |it| [it.shift_of_guest, it.shift_to_net, it.shift_unknown].iter().all(|it| *it <= 14)
 }
 
 /// Both ends have to be told that the connection is over (ACC-17).
@@ -155,6 +163,29 @@ impl Translation {
             })?;
             if self.hides_sack { hide_sack(options) } else { Ok(()) }
         })
+    }
+
+    /// Acknowledgement, window, blocks and timestamps of a segment with these flags that is made
+    /// for G. Without ACK it acknowledges and echoes nothing.
+    #[must_use]
+    pub fn of_made(
+        &self,
+        flags: TcpFlags,
+        ack: Seq,
+        window: u16,
+        mut sack: SackBlocks,
+        timestamps: &mut Option<Timestamps>,
+    ) -> (Seq, u16, SackBlocks) {
+        let is_ack = flags.ack();
+        if let Some(ts) = timestamps {
+            ts.tsecr = if is_ack { self.tsecr_to_guest(ts.tsecr) } else { 0 };
+        }
+        if self.hides_sack {
+            sack = SackBlocks::default();
+        }
+        sack.each_edge(|edge| self.ack_to_guest(edge));
+        let ack = if is_ack { self.ack_to_guest(ack) } else { Seq(0) };
+        (ack, self.window_to_guest(window), sack)
     }
 
     /// The number that an ICMP error on its way to G quotes, of a segment of G, becomes G's own.

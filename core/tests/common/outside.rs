@@ -45,6 +45,8 @@ pub struct Outside {
     pub conns: Vec<Conn>,
     pub monitor: Monitor,
     pub trace: Vec<String>,
+    /// The host has accept offload: a SYN-ACK with another number than G's is of H.
+    pub host_answers: bool,
     /// Told of each frame of a connection as it leaves the engine: connection, receiver, and where
     /// the frame's acknowledgement is on the receiver's stream.
     pub watcher: Option<fn(usize, Side, u32)>,
@@ -146,7 +148,8 @@ impl Outside {
             return;
         };
         let to = from.other();
-        let seen = self.seen(conn, from, hdr, &bytes).expect("it has a connection");
+        self.note_answer(conn, to, &bytes);
+        let seen = self.seen(conn, from, to, hdr, &bytes).expect("it has a connection");
         let direction = if to == Side::R { ">R" } else { ">G" };
         self.note(conn, direction, &seen);
         let tap = self.ring_of(port).map_or(Tap::ToNet, Tap::ToGuest);
@@ -196,7 +199,7 @@ impl Outside {
     /// See `Peer::sends_unseen`.
     pub fn send_unseen(&mut self, conn: usize, side: Side, spec: &Spec) {
         let (hdr, bytes) = self.frame(conn, side, spec);
-        let seen = self.seen(conn, side, hdr, &bytes).expect("TCP");
+        let seen = self.seen(conn, side, side, hdr, &bytes).expect("TCP");
         self.note(conn, "G)", &seen);
         let port = self.conns[conn].ends[side as usize].port;
         let ring = self.ring_of(port).expect("a guest");
@@ -206,9 +209,28 @@ impl Outside {
         end.acked = spec.ack.unwrap_or(end.acked);
     }
 
-    /// A frame of `side`, as the other end would see it.
-    pub fn seen(&self, conn: usize, side: Side, hdr: VirtioNetHdr, bytes: &[u8]) -> Option<Seen> {
-        let ends = &self.conns[conn].ends;
+    /// R gets a SYN-ACK with another number than G's: H has made it.
+    fn note_answer(&mut self, conn: usize, to: Side, bytes: &[u8]) {
+        let packet = Packet::parse(bytes).expect("it has a connection");
+        let tcp = packet.tcp().expect("it has a connection").1;
+        let g = &mut self.conns[conn].ends[Side::G as usize];
+        let is_answer = tcp.flags.syn() && tcp.flags.ack();
+        if self.host_answers && to == Side::R && is_answer && tcp.seq.0 != g.isn {
+            let clock = tcp.options.timestamps.map_or(0, |ts| ts.tsval);
+            g.shown = Some((tcp.seq.0, clock));
+        }
+    }
+
+    /// A frame of `side`, as the end at the tap `at` sees it.
+    pub fn seen(
+        &self,
+        conn: usize,
+        side: Side,
+        at: Side,
+        hdr: VirtioNetHdr,
+        bytes: &[u8],
+    ) -> Option<Seen> {
+        let ends = &self.conns[conn].ends.clone().map(|end| end.known_to(at));
         let (sender, receiver) = (&ends[side as usize], &ends[side.other() as usize]);
         let packet = Packet::parse(bytes).ok().filter(|p| p.tcp().is_some())?;
         Some(Seen {
@@ -224,6 +246,7 @@ impl Outside {
     /// The frame a spec stands for.
     pub fn frame(&self, conn: usize, side: Side, spec: &Spec) -> (VirtioNetHdr, Vec<u8>) {
         let Conn { ends, setup, .. } = &self.conns[conn];
+        let ends = ends.clone().map(|end| end.known_to(side));
         let (from, to) = (&ends[side as usize], &ends[side.other() as usize]);
         let low = |n: i64| u32::try_from(n & 0xffff_ffff).expect("masked");
         let (first, end) = spec.seq.unwrap_or((from.next, from.next));

@@ -79,6 +79,8 @@ pub struct End {
     pub ip: IpAddr16,
     pub tcp_port: u16,
     pub isn: u32,
+    /// The initial sequence number and the clock that R was shown in its place, by H.
+    pub shown: Option<(u32, u32)>,
     /// In bytes; what its segments say unless a test says otherwise.
     pub window: u32,
     /// Shift in use after the handshake.
@@ -92,6 +94,16 @@ pub struct End {
     pub acked: i64,
     pub ttl: u8,
     pub inbox: VecDeque<Seen>,
+}
+
+impl End {
+    /// With the numbers that `side` knows of it.
+    pub fn known_to(self, side: Side) -> Self {
+        match self.shown.filter(|_| side == Side::R) {
+            Some((isn, clock)) => Self { isn, clock, ..self },
+            None => self,
+        }
+    }
 }
 
 /// One connection: R and G.
@@ -140,6 +152,7 @@ impl<'m> World<'m> {
             conns: Vec::new(),
             monitor: Monitor::new(),
             trace: Vec::new(),
+            host_answers: false,
             watcher: None,
             strays: Vec::new(),
         };
@@ -219,6 +232,7 @@ impl<'m> World<'m> {
             ip: ip(host),
             tcp_port,
             isn: setup.isn[side as usize],
+            shown: None,
             window: setup.window[side as usize],
             shift: setup.scale[side as usize].filter(|_| both_scale).map_or(0, |s| s.min(14)),
             clock: setup.clock[side as usize],
@@ -586,7 +600,7 @@ impl Inner<'_> {
     pub fn send(&mut self, conn: usize, side: Side, spec: &Spec, how: How) -> Verdict {
         let outside = &mut self.outside;
         let (hdr, bytes) = outside.frame(conn, side, spec);
-        if let Some(seen) = outside.seen(conn, side, hdr, &bytes) {
+        if let Some(seen) = outside.seen(conn, side, side, hdr, &bytes) {
             let direction = if side == Side::R { "R>" } else { "G>" };
             outside.note(conn, direction, &seen);
             if how != How::Forged {

@@ -6,6 +6,7 @@ use crate::common::{Peer, Setup, World};
 use crate::{GUEST, flow, warms_up};
 use nightporter_core::engine::Restarted;
 use nightporter_core::flow::key::FlowKey;
+use nightporter_core::limits::T_LEFT;
 use nightporter_core::tcp::Passed;
 use nightporter_core::tcp::flow::{State, Why};
 use nightporter_core::time::Duration;
@@ -603,6 +604,53 @@ fn life_17_after_a_kill_a_guest_that_lacks_promised_bytes_is_asked_and_gets_them
     r.gets("1 ack 3001");
     g.gets("2001:3001");
     assert_eq!(w.state(), Some(State::On));
+}
+
+#[test]
+fn life_17_after_a_kill_what_is_owed_waits_for_a_wire_that_is_not_there() {
+    let soon = Duration::from_secs(5);
+    for (ts, comes_after, resumed, reset) in
+        [([true; 2], soon, 1, 0), ([false; 2], soon, 0, 1), ([true; 2], T_LEFT, 0, 0)]
+    {
+        let setup = Setup { ts, ..wire() };
+        let mut memory = vec![0_u64; setup.memory_len() / 8];
+        {
+            let w = setup.opens_in(memory.as_mut_bytes());
+            let (r, g) = w.connects();
+            warms_up(&r, &g);
+            g.stops(0);
+            r.sends("1001:2001");
+            r.gets("1 ack 2001");
+        }
+        let w = setup.reopens_in(memory.as_mut_bytes());
+        let records = w.engine(|e, _| e.arena().free_records());
+        w.set_features(GUEST, None);
+        let (r, g) = w.pair(&setup);
+        w.set_lenient(0, true);
+        assert_eq!(w.engine(|e, now| e.handle_restart(now)), Restarted::default());
+        assert_eq!(w.engine(|e, _| e.left()), 1);
+        w.until(w.now() + comes_after);
+        r.gets_nothing();
+        w.set_features(GUEST, Some(setup.features));
+        let restarted = w.engine(|e, now| e.handle_wire(now, GUEST));
+        assert_eq!(restarted, Restarted { resumed, reset });
+        assert_eq!(w.engine(|e, _| e.left()), 0);
+        if resumed > 0 {
+            g.gets("1000 ack 1");
+            g.sends("1 ack 1001");
+            g.gets("1001:2001");
+            g.sends("1 ack 2001");
+            r.takes_all();
+            assert_eq!(w.state(), Some(State::On));
+        } else if reset > 0 {
+            r.gets("R. 1 ack 2001");
+            g.gets("R.");
+        } else {
+            r.gets_nothing();
+            g.gets_nothing();
+            assert_eq!(w.engine(|e, _| e.arena().free_records()), records + 1);
+        }
+    }
 }
 
 #[test]

@@ -11,6 +11,7 @@
 mod common;
 
 mod absence;
+mod accept;
 mod awaited;
 mod boost;
 mod budget;

@@ -8,7 +8,7 @@ use super::{expect_none, repository, root};
 
 /// Files of the package `nightporter` by pattern: `packaging/deb` has the same line.
 const PACKAGED: &str = "README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md docs/*.md \
-                        docs/design/*.md examples/*";
+                        docs/design/*.md docs/img/*.svg examples/*";
 
 /// The lines of a page that are not examples.
 fn text(page: &str) -> impl Iterator<Item = &str> {

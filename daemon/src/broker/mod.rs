@@ -36,7 +36,7 @@ pub use rehearsal::{Dialed, Rehearsal, Understood};
 use rules::Rules;
 pub use shut::{shut, shut_connector, shut_dialer};
 use uplink::OpenError;
-use words::{Answer, Channel, Given, Refusal, TO_ENLARGE, to_attach, to_join, to_open};
+use words::{Answer, Channel, Given, Refusal, TO_ENLARGE, to_attach, to_detach, to_join, to_open};
 
 /// The uplink that a request to the broker is about. `None`: it asks for none.
 #[must_use]
@@ -112,6 +112,14 @@ impl Broker {
             is_final,
         };
         given.map(|Given { fd, more, index }| (index, fd, more)).map_err(no)
+    }
+
+    /// Takes the programs off the tap with this number, of which no frames are turned any more; 0:
+    /// off all taps. It has nothing to do for links, which go by themselves.
+    pub(crate) fn detach(&self, index: u32) {
+        if let Err(Refusal { what, .. }) = self.ask(&to_detach(index), &[]) {
+            tracing::debug!("filters may be left at taps until the next start: {what}");
+        }
     }
 
     /// Puts an uplink back into its bridge.

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::exit;
 
 use nightporter_attach::area::Area;
-use nightporter_attach::{AttachError, Attached, Held, Request, Way, attach};
+use nightporter_attach::{AttachError, Attached, Filters, Held, Hooks, Request, Way, attach};
 use nix::net::if_::if_nametoindex;
 use nix::sys::prctl::{set_name, set_pdeathsig};
 use nix::sys::signal::Signal;
@@ -16,10 +16,12 @@ use nix::sys::socket::{setsockopt, sockopt};
 use rustix::io::Errno;
 use rustix::net::{getsockname, sockopt as option};
 
-use super::rules::{Rules, Verdict};
+use super::rules::{INTERFACES, Rules, Verdict};
 use super::shut;
 use super::uplink::{OpenError, join_bridge, open_file};
-use super::words::{Answer, Channel, Given, JOIN, OPEN, REQUEST, Refusal, TO_ENLARGE, read_attach};
+use super::words::{
+    Answer, Channel, Given, JOIN, OPEN, REQUEST, Refusal, TO_ENLARGE, read_attach, read_detach,
+};
 use crate::config::UplinkConfig;
 use crate::limits::{RECEIVE_BYTES, SEND_BYTES};
 use crate::random::random;
@@ -34,6 +36,10 @@ struct Process<'a> {
     made: Made,
     /// Of all attached taps, once there is one.
     area: Option<Area>,
+    /// How programs are put on taps.
+    hooks: Result<Hooks, AttachError>,
+    /// On kernels without links: those of the attached taps, by their numbers.
+    filters: BTreeMap<u32, Filters>,
 }
 
 /// Taps that it has made for commands, and their numbers, which no others get.
@@ -61,12 +67,33 @@ pub(super) fn run(rules: Rules, has_macvtap: bool, daemon: &Channel) -> ! {
     let _ = set_name(c"np-uplinks"); // for `ps`
     // If it has ended already, its end of the channel has.
     let _ = set_pdeathsig(Signal::SIGKILL);
+    let hooks = Way::of_this_kernel().and_then(Hooks::by);
+    hooks.iter().for_each(take_left);
     let ready = shut(rules.path(), has_macvtap).map(|()| None).map_err(Refusal::from);
-    let mut process = Process { rules, daemon, made: Made::default(), area: None };
+    let (made, filters) = (Made::default(), BTreeMap::new());
+    let mut process = Process { rules, daemon, made, area: None, hooks, filters };
     if daemon.say(&ready).is_ok() && ready.is_ok() {
         while process.serve().is_ok() {}
     }
     exit(0);
+}
+
+/// Taps of VMs have no filters of a daemon that was killed any more.
+fn take_left(hooks: &Hooks) {
+    let names = std::fs::read_dir(INTERFACES).into_iter().flatten().flatten();
+    for name in names.filter_map(|it| it.file_name().into_string().ok()) {
+        if is_tap(&name)
+            && let Ok(index) = if_nametoindex(name.as_str())
+            && let Err(e) = hooks.take_left(index)
+        {
+            tracing::warn!("{name}: filters of a daemon that was killed may be left: {e}");
+        }
+    }
+}
+
+/// Of a macvtap the directions are swapped, and a real NIC has no VM.
+fn is_tap(name: &str) -> bool {
+    Path::new(&format!("{INTERFACES}/{name}/tun_flags")).exists()
 }
 
 impl Process<'_> {
@@ -79,6 +106,10 @@ impl Process<'_> {
     }
 
     fn answer(&mut self, mut request: [u8; REQUEST], fds: &[OwnedFd]) -> Answer {
+        if let Some(index) = read_detach(&request) {
+            self.detach(index);
+            return Ok(None);
+        }
         self.rules.look_again();
         if request == TO_ENLARGE {
             return enlarge(&self.rules, fds).map(|()| None).map_err(|e| small_buffers(&e));
@@ -133,24 +164,20 @@ impl Process<'_> {
                        nightporterd there";
             refuse(format!("there is no interface {tap} in the daemon's network namespace"), fix)
         })?;
-        // Of a macvtap the directions are swapped, and a real NIC has no VM.
-        if !Path::new(&format!("/sys/class/net/{tap}/tun_flags")).exists() {
-            let fix = "name the tap of a VM (ip -details link show type tun)";
+        if !is_tap(tap) {
+            let fix = "name the tap of a VM (ip -details link show type tun); in a container /sys \
+                       has to be of its own network namespace (mount -t sysfs)";
             return Err(refuse(format!("{tap} is not a tap"), fix));
         }
         self.rules.judge_tap(tap).map_err(|(what, fix)| refuse(what, &fix))?;
-        let failed = |e: AttachError| {
+        let failed = |e: &AttachError| {
             let text = e.to_string();
             let (what, fix) = text.split_once("\n    fix: ").unwrap_or((&text, "report this"));
             let is_final = matches!(e, AttachError::NotAllowed(_));
             Refusal { is_final, ..refuse(format!("{tap}: {what}"), fix) }
         };
-        if Way::of_this_kernel().map_err(&failed)? != Way::Tcx {
-            let what = "this kernel has no links of programs for taps (tcx)".into();
-            let fix = "use Linux 6.6 or later, or give the VM a vhost-user socket";
-            return Err(Refusal { is_final: true, ..refuse(what, fix) });
-        }
-        let failed_to = |what| move |e: io::Error| failed(AttachError::of(what, e));
+        let hooks = self.hooks.as_ref().map_err(failed)?;
+        let failed_to = |what| move |e: io::Error| failed(&AttachError::of(what, e));
         if self.area.is_none() {
             let area = Area::new(self.rules.plain_after());
             self.area = Some(area.map_err(failed_to("make a map"))?);
@@ -158,12 +185,28 @@ impl Process<'_> {
         let Some(area) = &self.area else { return Err(Refusal::default()) };
         let seeds = random().map_err(failed_to("get random numbers"))?;
         let mark = u32::try_from(seeds[0] & u64::from(u32::MAX)).unwrap_or(1).max(1);
-        let request = Request { index, slot: usize::from(slot), mark, way: Way::Tcx };
-        let Attached { from_vm, to_net, held } = attach(area, &request).map_err(&failed)?;
-        let Held::Links(links) = held else { return Err(Refusal::default()) };
+        let request = Request { index, slot: usize::from(slot), mark };
         let fd = area.fd().try_clone_to_owned().map_err(failed_to("copy a descriptor"))?;
-        let more = [from_vm.into_fd(), to_net.into_fd()].into_iter().chain(links).collect();
-        Ok(Given { fd, more, index })
+        let attached = attach(hooks, area, &request).map_err(|e| failed(&e))?;
+        let Attached { from_vm, to_net, held, claim } = attached;
+        let links = match held {
+            Held::Links(links) => links,
+            Held::Filters(filters) => {
+                self.filters.insert(index, filters);
+                Vec::new()
+            }
+        };
+        let more = [from_vm.into_fd(), to_net.into_fd(), claim];
+        Ok(Given { fd, more: more.into_iter().chain(links).collect(), index })
+    }
+
+    /// Errors say that an interface or its filter has gone already.
+    fn detach(&mut self, index: u32) {
+        let gone = match index {
+            0 => std::mem::take(&mut self.filters).into_values().collect::<Vec<_>>(),
+            _ => self.filters.remove(&index).into_iter().collect(),
+        };
+        gone.iter().for_each(|filters| drop(filters.remove()));
     }
 
     fn join(&self, uplink: &UplinkConfig, is_new: bool) -> Result<(), Refusal> {

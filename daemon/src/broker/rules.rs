@@ -14,6 +14,8 @@ use crate::config::{Config, Source, UplinkConfig, UplinkKind};
 /// The prefix of the names of taps that commands make. A host's network manager and packet filter
 /// match interfaces by name (`en*`), so these match none of their rules unless that is intended.
 const NAMES: &str = "np";
+/// Where the kernel has a directory for each interface, and in a bridge's one for each port.
+pub(super) const INTERFACES: &str = "/sys/class/net";
 
 /// The uplinks that a configuration allows.
 #[derive(Debug)]
@@ -28,6 +30,8 @@ struct Allowed {
     taps: Vec<String>,
     /// Of taps that commands may attach.
     patterns: Vec<String>,
+    /// All taps of these are attached.
+    attach: Vec<String>,
 }
 
 impl Allowed {
@@ -38,6 +42,7 @@ impl Allowed {
             addresses: config.overlays.iter().map(|overlay| overlay.local.ip()).collect(),
             taps: config.vms.iter().filter_map(|vm| vm.tap.clone()).collect(),
             patterns: config.daemon.taps.clone(),
+            attach: config.attach.iter().map(|it| it.bridge.clone()).collect(),
         }
     }
 }
@@ -104,13 +109,17 @@ impl Rules {
             None => pattern == tap,
         };
         let is_of_file = [&self.at_start, &self.now].iter().any(|it| it.taps.iter().any(fits));
-        if is_of_file || self.now.patterns.iter().any(fits) {
+        let is_in =
+            |bridge: &String| Path::new(&format!("{INTERFACES}/{bridge}/brif/{tap}")).exists();
+        let both = [&self.at_start, &self.now];
+        let is_in_bridge = || both.iter().any(|it| it.attach.iter().any(is_in));
+        if is_of_file || self.now.patterns.iter().any(fits) || is_in_bridge() {
             return Ok(());
         }
         let file = self.source.path.display();
         let fix = format!(
             "name it in daemon.taps of {file}, as in [\"{tap}\"], or write a [[vm]] with tap = \
-             \"{tap}\" there and reload"
+             \"{tap}\", or an [[attach]] with its bridge, there and reload"
         );
         Err((format!("{file} does not allow to attach {tap}"), fix))
     }

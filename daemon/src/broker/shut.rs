@@ -82,7 +82,9 @@ fn of_broker() -> Built {
         // To ask for interfaces and set them up.
         (libc::SYS_socket, vec![rule(&[(0, libc::AF_UNIX)])?]),
         (libc::SYS_setsockopt, vec![force(libc::SO_RCVBUFFORCE)?, force(libc::SO_SNDBUFFORCE)?]),
-        // A map, programs and their links, for taps that are attached.
+        // Claims on taps that are attached; Landlock forbids names of files.
+        (libc::SYS_bind, Vec::new()),
+        // A map, programs and their links, for those.
         (libc::SYS_bpf, [0, 5, 28].iter().map(|&it| is(0, it)).collect::<Result<_, _>>()?),
         // Copies of its own descriptors.
         (libc::SYS_fcntl, vec![rule(&[(1, libc::F_GETFD)])?, rule(&[(1, libc::F_DUPFD_CLOEXEC)])?]),
@@ -173,6 +175,10 @@ fn common() -> Result<Vec<(libc::c_long, Vec<SeccompRule>)>, BackendError> {
     rules.push((libc::SYS_mmap, vec![none_of(2, libc::PROT_EXEC)?]));
     // std's debug assertion
     rules.push((libc::SYS_fcntl, vec![rule(&[(1, libc::F_GETFD)])?]));
+    if cfg!(feature = "ucx") {
+        // At the end UCX, which every process of the program has, puts handlers of signals back.
+        rules.push((libc::SYS_rt_sigaction, Vec::new()));
+    }
     Ok(rules)
 }
 

@@ -50,10 +50,58 @@ pub(crate) fn open_file(config: &UplinkConfig, is_new: bool) -> Result<(File, u3
     }
 }
 
+/// The command that makes the interface.
+fn command(UplinkConfig { kind, ifname, .. }: &UplinkConfig) -> String {
+    match kind {
+        UplinkKind::Tap => {
+            format!("ip tuntap add dev {ifname} mode tap vnet_hdr && ip link set {ifname} up")
+        }
+        UplinkKind::Macvtap => format!(
+            "ip link add link eth0 name {ifname} type macvtap mode passthru && \
+             ip link set {ifname} up (with your network card for eth0)"
+        ),
+    }
+}
+
+/// For `--check`: an interface is there with that name, and is of another kind.
+pub(crate) fn wrong_interface(uplink: &UplinkConfig) -> Option<String> {
+    let UplinkConfig { name, kind, ifname, .. } = uplink;
+    let of = Path::new("/sys/class/net").join(ifname.as_str());
+    let (mark, fix) = match kind {
+        UplinkKind::Tap => {
+            let fix = format!(
+                "give the uplink a name of its own, as in ifname = \"np0\", and a bridge that has \
+                 {ifname} as a member: bridge = \"br0\""
+            );
+            ("tun_flags", fix)
+        }
+        UplinkKind::Macvtap => {
+            let fix = format!("ip link add link {ifname} name np0 type macvtap mode passthru");
+            ("macvtap", fix + ", and ifname = \"np0\"")
+        }
+    };
+    let (is_wrong, kind) = (of.exists() && !of.join(mark).exists(), kind.label());
+    is_wrong.then(|| format!("uplink.{name}: {ifname} is there, and is no {kind}\n    fix: {fix}"))
+}
+
+/// For `--check`: there is no such interface or bridge.
+pub(crate) fn missing_interface(uplink: &UplinkConfig) -> Option<String> {
+    let UplinkConfig { name, kind, ifname, create, bridge, .. } = uplink;
+    let is_missing = |ifname: &str| if_nametoindex(ifname).is_err();
+    if let Some(bridge) = bridge.as_deref().filter(|bridge| is_missing(bridge)) {
+        let fix = make_bridge(bridge);
+        return Some(format!("uplink.{name}: there is no bridge {bridge}\n    fix: {fix}"));
+    }
+    let is_made = *kind == UplinkKind::Tap && *create;
+    let fix = command(uplink);
+    (!is_made && is_missing(ifname))
+        .then(|| format!("uplink.{name}: there is no interface {ifname}\n    fix: {fix}"))
+}
+
 fn open_tap(config: &UplinkConfig, is_new: bool) -> Result<(File, u32), OpenError> {
     let UplinkConfig { ifname, create, bridge, .. } = config;
     let error = |what: String, fix: String| OpenError::of(config, what, fix);
-    let make = format!("ip tuntap add dev {ifname} mode tap vnet_hdr && ip link set {ifname} up");
+    let make = command(config);
     if !create && if_nametoindex(ifname.as_str()).is_err() {
         let what = format!("there is no interface {ifname}");
         return Err(error(what, format!("{make}; or set create = true")));
@@ -128,10 +176,7 @@ fn make_bridge(bridge: &str) -> String {
 fn open_macvtap(config: &UplinkConfig) -> Result<(File, u32), OpenError> {
     let ifname = &config.ifname;
     let error = |what: String, fix: String| OpenError::of(config, what, fix);
-    let make = format!(
-        "ip link add link eth0 name {ifname} type macvtap mode passthru && \
-         ip link set {ifname} up (with your network card for eth0)"
-    );
+    let make = command(config);
     let index = if_nametoindex(ifname.as_str())
         .map_err(|_| error(format!("there is no interface {ifname}"), make.clone()))?;
     let device = format!("/dev/tap{index}");

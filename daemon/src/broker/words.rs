@@ -33,6 +33,7 @@ pub(super) const OPEN: u8 = 1;
 pub(super) const JOIN: u8 = 2;
 const ENLARGE: u8 = 3;
 const ATTACH: u8 = 4;
+const DETACH: u8 = 5;
 
 /// The first byte of an answer. A request that is not done may be possible later, or never while
 /// the daemon runs.
@@ -82,7 +83,8 @@ pub(super) const TO_ENLARGE: [u8; REQUEST] = {
 };
 
 /// To attach the tap with this name, with this slot of the area. The answer has the area's
-/// descriptor, those of the daemon's two taps (of the VM's frames first), and links.
+/// descriptor, those of the daemon's two taps (of the VM's frames first), the claim, and links, if
+/// it is by links.
 pub(super) fn to_attach(tap: &str, slot: u8) -> [u8; REQUEST] {
     let mut request = [0; REQUEST];
     request[..2].copy_from_slice(&[ATTACH, slot]);
@@ -97,6 +99,20 @@ pub(super) fn read_attach(request: &[u8; REQUEST]) -> Option<(String, u8)> {
     let name = std::str::from_utf8(name).ok().filter(|name| is_ifname(name))?;
     let (is_whole, slot) = (to_attach(name, request[1]) == *request, request[1]);
     (is_whole && usize::from(slot) < SLOTS).then(|| (name.to_owned(), slot))
+}
+
+/// To take the programs off the tap with this number, if they are no links; 0: off all taps.
+pub(super) fn to_detach(index: u32) -> [u8; REQUEST] {
+    let mut request = [0; REQUEST];
+    request[0] = DETACH;
+    request[3..7].copy_from_slice(&index.to_ne_bytes());
+    request
+}
+
+/// The number of the tap, if it is such a request.
+pub(super) fn read_detach(request: &[u8; REQUEST]) -> Option<u32> {
+    let index = u32::from_ne_bytes([request[3], request[4], request[5], request[6]]);
+    (to_detach(index) == *request).then_some(index)
 }
 
 /// To put an uplink into its bridge.
@@ -343,6 +359,17 @@ mod tests {
             let mut bad = request;
             bad[at] = byte;
             assert_eq!(read_attach(&bad), None, "{at} {byte}");
+        }
+    }
+
+    #[test]
+    fn a_request_to_detach_has_a_number_and_nothing_else() {
+        let request = to_detach(0x0102_0304);
+        assert_eq!(read_detach(&request), Some(0x0102_0304));
+        for at in [0, 1, 2, 7, REQUEST - 1] {
+            let mut bad = request;
+            bad[at] ^= 1;
+            assert_eq!(read_detach(&bad), None, "{at}");
         }
     }
 

@@ -43,6 +43,8 @@ pub struct Running {
     pub config: Arc<Config>,
     /// Ports that a command added: they are not in the file, and a reload leaves them.
     pub by_command: BTreeSet<String>,
+    /// Likewise, bridges whose taps are attached.
+    pub bridges_by_command: BTreeSet<String>,
     /// The arena's memory: the most that was needed since the start.
     pub size: ArenaSize,
 }
@@ -92,7 +94,13 @@ impl Running {
 
 impl Prepared {
     /// The change with which the daemon starts, in an arena of this size. Nothing is opened yet.
-    pub(crate) fn first(config: &Config, owners: Owners, size: ArenaSize) -> Self {
+    /// VMs that are not in the file are `by_command`.
+    pub(crate) fn first(
+        config: &Config,
+        by_command: BTreeSet<String>,
+        owners: Owners,
+        size: ArenaSize,
+    ) -> Self {
         let none = Config {
             daemon: DaemonConfig { drain_timeout_s: 0, ..config.daemon.clone() },
             uplinks: Vec::new(),
@@ -103,7 +111,8 @@ impl Prepared {
         };
         let plan = Plan::between(&none, config); // and this is the restart that it may need
         let config = Arc::new(config.clone());
-        let target = Running { config, by_command: BTreeSet::new(), size };
+        let bridges_by_command = BTreeSet::new();
+        let target = Running { config, by_command, bridges_by_command, size };
         Self { plan, target, resources: Resources::default(), owners }
     }
 }
@@ -228,7 +237,9 @@ mod tests {
         let new = config(&new);
         let size = crate::arena_file::size_for(old.budget_sum(), old.flows_sum());
         let by_command = BTreeSet::from(["c".into()]);
-        let mut running = Running { config: Arc::clone(&new), by_command, size };
+        let bridges_by_command = BTreeSet::new();
+        let config = Arc::clone(&new);
+        let mut running = Running { config, by_command, bridges_by_command, size };
         for step in &Plan::between(&old, &new).steps {
             running.without(step);
         }

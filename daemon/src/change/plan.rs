@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use nightporter_core::time::Duration;
 
 use crate::config::keys::{Keys, differences, quoted};
-use crate::config::{Config, OverlayConfig, RegistryConfig, ToeConfig, UplinkConfig, VmConfig};
+use crate::config::{
+    AttachConfig, Config, OverlayConfig, RegistryConfig, ToeConfig, UplinkConfig, VmConfig,
+};
 use crate::worker::steps::Step;
 
 /// Keys of `[daemon]` that are changed in a running daemon.
@@ -22,12 +24,12 @@ const OF_A_SOCKET: [&str; 2] = ["socket_user", "socket_group"];
 pub struct Plan {
     /// The steps.
     pub steps: Vec<Step>,
-    /// For operators: a line for each step, in the same order, and one for the log's filter, which
-    /// control sets when all steps are done.
+    /// For operators: a line for each step, in the same order, and those of what control does when
+    /// all steps are done: bridges whose taps are attached, the log's filter.
     pub lines: Vec<String>,
     /// Changes that cannot be made while the daemon runs.
     pub needs_restart: Vec<String>,
-    /// The VM that a command adds and no file has, as it is written in a file.
+    /// The VM or bridge that a command adds and no file has, as it is written in a file.
     pub section: Option<String>,
     /// The parts of the configuration that these are of.
     pub(super) waiting: BTreeSet<Part>,
@@ -87,6 +89,7 @@ impl Plan {
         for vm in wanted.vms.iter().filter(|vm| !vms_now.contains_key(vm.name.as_str())) {
             plan.add(Step::AddVm(Box::new(vm.clone())), &vm.name, given_keys(vm));
         }
+        plan.set_bridges(now, wanted);
         if now.daemon.log != wanted.daemon.log {
             let (before, after) = (&now.daemon.log, &wanted.daemon.log);
             plan.lines.push(format!("~ daemon: log {before:?} -> {after:?}"));
@@ -188,6 +191,29 @@ impl Plan {
             } else {
                 self.wait(Part::Daemon, format!("daemon.{key} {before} -> {after}"));
             }
+        }
+    }
+
+    fn set_bridges(&mut self, now: &Config, wanted: &Config) {
+        let before = by_name(&now.attach, |it| &it.bridge);
+        let after = by_name(&wanted.attach, |it| &it.bridge);
+        for bridge in before.keys().filter(|bridge| !after.contains_key(**bridge)) {
+            self.lines.push(format!("- attach {bridge}: its taps become plain, one by one"));
+        }
+        for (bridge, attach) in after {
+            let what = match before.get(bridge) {
+                None => format!("+ attach {bridge}: its taps are attached, one by one"),
+                Some(before) => {
+                    let differ = differences(&before.keys(), &attach.keys()).into_iter();
+                    let differ = differ.map(|(key, old, new)| format!("{key} {old} -> {new}"));
+                    let differ: Vec<_> = differ.collect();
+                    if differ.is_empty() {
+                        continue;
+                    }
+                    format!("~ attach {bridge}: {}", differ.join(", "))
+                }
+            };
+            self.lines.push(what);
         }
     }
 
@@ -314,6 +340,16 @@ pub(super) fn section_of(vm: &VmConfig) -> String {
     let keys = given_keys(vm).into_iter().filter(|(key, _)| *key != "name");
     let lines = keys.filter_map(|(key, value)| Some(format!("{key} = {}\n", value?)));
     format!("[[vm]]\nname = {}\n{}", quoted(&vm.name), lines.collect::<String>())
+}
+
+/// Likewise, a bridge.
+pub(super) fn section_of_bridge(attach: &AttachConfig) -> String {
+    let default = AttachConfig::of(&attach.bridge, &BTreeMap::new()).map(|it| it.keys());
+    let keys = default.map_or_else(|_| attach.keys(), |default| given(&default, attach.keys()));
+    let lines = keys.into_iter().filter(|(key, _)| *key != "bridge");
+    let lines = lines.filter_map(|(key, value)| Some(format!("{key} = {}\n", value?)));
+    let bridge = quoted(&attach.bridge);
+    format!("[[attach]]\nbridge = {bridge}\n{}", lines.collect::<String>())
 }
 
 fn given_keys(vm: &VmConfig) -> Keys {

@@ -8,12 +8,12 @@ use nightporter_api::Change;
 use nightporter_core::store::arena::ArenaSize;
 
 use super::file::File;
-use super::plan::section_of;
+use super::plan::{section_of, section_of_bridge};
 use super::resources::{Failure, Resources};
 use super::{Means, Plan, Prepared, Preparer, Refusal, Running, partial};
 use crate::arena_file;
 use crate::config::warnings::uneven_mtus;
-use crate::config::{Config, Problems, UplinkConfig, VmConfig};
+use crate::config::{AttachConfig, Config, Problems, UplinkConfig, VmConfig};
 use crate::worker::steps::Step;
 
 /// How long an interface may take to close.
@@ -38,13 +38,19 @@ pub(super) fn prepare(
     match change {
         Change::RemoveVm { drain_ms: Some(ms), .. } => plan.set_drain(*ms),
         Change::AddVm { name, .. } => plan.section = unwritten(name, &target, file, dry_run)?,
+        Change::AddBridge { bridge, .. } => {
+            plan.section = unwritten_bridge(bridge, &target, file, dry_run)?;
+        }
         _ => {}
     }
     let owners = means.owners.clone().map_err(|e| refusal(&e))?;
     let mut prepared = Prepared { plan, target, resources: Resources::default(), owners };
-    let vms = &prepared.target.config.vms;
-    let is_new = |vm: &&VmConfig| !running.config.vms.contains(vm);
-    if let Some(vm) = vms.iter().filter(is_new).find(|vm| prepared.owners.find(vm).is_none()) {
+    let mut comes = prepared.plan.steps.iter().filter_map(|step| match step {
+        Step::AddVm(vm) => Some(&**vm),
+        Step::SetVm(both) => Some(&both.1),
+        _ => None,
+    });
+    if let Some(vm) = comes.find(|vm| prepared.owners.find(vm).is_none()) {
         return Err(Refusal {
             what: format!("vm {}: no VM had that socket_user and socket_group", vm.name),
             fix:
@@ -69,9 +75,11 @@ pub(super) fn prepare(
         // The broker reads the file for it, and its caller waits for that.
         file.must_answer()?;
     }
-    open(&mut prepared, &running.config, means)?;
+    let opened = open(&mut prepared, &running.config, means);
     // Last, so that nothing is allocated for an impossible change.
-    arena.grow(running.size, prepared.target.size).map_err(|e| refusal(&e))?;
+    let grown = opened
+        .and_then(|()| arena.grow(running.size, prepared.target.size).map_err(|e| refusal(&e)));
+    grown.inspect_err(|_| prepared.resources.detach(&means.openings))?;
     warn_of_mtus(&running.config, &prepared.target.config);
     Ok(prepared)
 }
@@ -86,71 +94,119 @@ fn warn_of_mtus(before: &Config, now: &Config) {
 /// The configuration that should run.
 fn target(change: &Change, running: &Running, file: &mut File) -> Result<Running, Refusal> {
     let mut target = running.clone();
-    if let Change::Reload {} = change {
-        let mut config = file.load()?;
-        let is_new = |name: &String, config: &Config| {
-            let uplinks = config.uplinks.iter().map(|uplink| &uplink.name);
-            let overlays = config.overlays.iter().map(|overlay| &overlay.name);
-            let mut ports = uplinks.chain(overlays).chain(config.vms.iter().map(|vm| &vm.name));
-            !ports.any(|other| other == name)
-        };
-        target.by_command.retain(|name| is_new(name, &config));
-        let stays = |name: &String| target.by_command.contains(name);
-        let old = &running.config;
-        config.uplinks.extend(old.uplinks.iter().filter(|u| stays(&u.name)).cloned());
-        config.vms.extend(old.vms.iter().filter(|vm| stays(&vm.name)).cloned());
-        target.config = Arc::new(config);
-    } else {
-        let config = Arc::make_mut(&mut target.config);
-        match change {
-            Change::Reload {} => {}
-            Change::AddVm { name, keys } => {
-                let vm = VmConfig::of(name, keys).map_err(|e| problems(&e))?;
-                if !config.vms.contains(&vm) {
-                    is_free(config, &vm)?;
-                    config.vms.push(vm);
-                    target.by_command.insert(name.clone());
-                }
+    match change {
+        Change::Reload {} => target = reloaded(running, file)?,
+        Change::AddVm { .. } | Change::SetVm { .. } | Change::RemoveVm { .. } => {
+            change_vm(change, &mut target)?;
+        }
+        Change::AddBridge { .. } | Change::RemoveBridge { .. } => {
+            change_bridge(change, &mut target)?;
+        }
+        Change::AddUplink { name, keys } => {
+            let uplink = UplinkConfig::of(name, keys).map_err(|e| problems(&e))?;
+            Arc::make_mut(&mut target.config).uplinks.push(uplink);
+            target.by_command.insert(name.clone());
+        }
+        Change::RemoveUplink { name } => {
+            let config = Arc::make_mut(&mut target.config);
+            let before = config.uplinks.len();
+            config.uplinks.retain(|uplink| uplink.name != *name);
+            if config.uplinks.len() == before {
+                return Err(unknown("uplink", name));
             }
-            Change::SetVm { keys, .. } if keys.contains_key("name") => {
-                return Err(Refusal {
-                    what: "a VM keeps its name".into(),
-                    fix: "add one with the other name, and remove this one".into(),
-                });
-            }
-            Change::SetVm { name, keys } => {
-                let vm = config.vms.iter_mut().find(|vm| vm.name == *name);
-                let vm = vm.ok_or_else(|| unknown("VM", name))?;
-                *vm = vm.with(keys).map_err(|e| problems(&e))?;
-            }
-            Change::RemoveVm { name, .. } => {
-                let before = config.vms.len();
-                config.vms.retain(|vm| vm.name != *name);
-                if config.vms.len() == before {
-                    return Err(unknown("VM", name));
-                }
-                target.by_command.remove(name);
-            }
-            Change::AddUplink { name, keys } => {
-                config.uplinks.push(UplinkConfig::of(name, keys).map_err(|e| problems(&e))?);
-                target.by_command.insert(name.clone());
-            }
-            Change::RemoveUplink { name } => {
-                let before = config.uplinks.len();
-                config.uplinks.retain(|uplink| uplink.name != *name);
-                if config.uplinks.len() == before {
-                    return Err(unknown("uplink", name));
-                }
-                target.by_command.remove(name);
-            }
+            target.by_command.remove(name);
         }
     }
-    // A daemon without ports is fine as long as they can come.
-    let Config { uplinks, overlays, vms, .. } = &*target.config;
-    if !(vms.is_empty() && uplinks.is_empty() && overlays.is_empty()) {
-        target.config.check().map_err(|e| problems(&e))?;
-    }
+    target.config.check().map_err(|e| problems(&e))?;
     Ok(target)
+}
+
+/// The file's configuration, and the ports that commands have added.
+fn reloaded(running: &Running, file: &mut File) -> Result<Running, Refusal> {
+    let mut target = running.clone();
+    let mut config = file.load()?;
+    let is_new = |name: &String, config: &Config| {
+        let uplinks = config.uplinks.iter().map(|uplink| &uplink.name);
+        let overlays = config.overlays.iter().map(|overlay| &overlay.name);
+        let mut ports = uplinks.chain(overlays).chain(config.vms.iter().map(|vm| &vm.name));
+        !ports.any(|other| other == name)
+    };
+    target.by_command.retain(|name| is_new(name, &config));
+    let stays = |name: &String| target.by_command.contains(name);
+    let old = &running.config;
+    config.uplinks.extend(old.uplinks.iter().filter(|u| stays(&u.name)).cloned());
+    config.vms.extend(old.vms.iter().filter(|vm| stays(&vm.name)).cloned());
+    let is_in_file = |bridge: &String| config.attach.iter().any(|it| it.bridge == *bridge);
+    target.bridges_by_command.retain(|bridge| !is_in_file(bridge));
+    let stay = old.attach.iter().filter(|it| target.bridges_by_command.contains(&it.bridge));
+    config.attach.extend(stay.cloned());
+    target.config = Arc::new(config);
+    Ok(target)
+}
+
+fn change_vm(change: &Change, target: &mut Running) -> Result<(), Refusal> {
+    let config = Arc::make_mut(&mut target.config);
+    match change {
+        Change::AddVm { name, keys } => {
+            let vm = VmConfig::of(name, keys).map_err(|e| problems(&e))?;
+            if !config.vms.contains(&vm) {
+                is_free(config, &vm)?;
+                config.vms.push(vm);
+                target.by_command.insert(name.clone());
+            }
+        }
+        Change::SetVm { keys, .. } if keys.contains_key("name") => {
+            return Err(Refusal {
+                what: "a VM keeps its name".into(),
+                fix: "add one with the other name, and remove this one".into(),
+            });
+        }
+        Change::SetVm { name, keys } => {
+            let vm = config.vms.iter_mut().find(|vm| vm.name == *name);
+            let vm = vm.ok_or_else(|| unknown("VM", name))?;
+            *vm = vm.with(keys).map_err(|e| problems(&e))?;
+        }
+        Change::RemoveVm { name, .. } => {
+            let before = config.vms.len();
+            config.vms.retain(|vm| vm.name != *name);
+            if config.vms.len() == before {
+                return Err(unknown("VM", name));
+            }
+            target.by_command.remove(name);
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+fn change_bridge(change: &Change, target: &mut Running) -> Result<(), Refusal> {
+    let config = Arc::make_mut(&mut target.config);
+    match change {
+        Change::AddBridge { bridge, keys } => {
+            let attach = AttachConfig::of(bridge, keys).map_err(|e| problems(&e))?;
+            let before = config.attach.iter().find(|it| it.bridge == *bridge);
+            if before.is_some_and(|before| *before != attach) {
+                return Err(Refusal {
+                    what: format!("the taps of {bridge} are attached already, by other keys"),
+                    fix: format!("nightporter detach --bridge {bridge}; nothing was changed"),
+                });
+            }
+            if before.is_none() {
+                config.attach.push(attach);
+                target.bridges_by_command.insert(bridge.clone());
+            }
+        }
+        Change::RemoveBridge { bridge } => {
+            let before = config.attach.len();
+            config.attach.retain(|it| it.bridge != *bridge);
+            if config.attach.len() == before {
+                return Err(unknown("bridge whose taps are attached", bridge));
+            }
+            target.bridges_by_command.remove(bridge);
+        }
+        _ => {}
+    }
+    Ok(())
 }
 
 /// The section of a VM that comes, or is there and may be saved now; none if a file has it. Before
@@ -177,6 +233,20 @@ fn unwritten(
             fix: "change it in the file, and `nightporter reload`; nothing was changed".into(),
         }),
     }
+}
+
+/// Likewise, of a bridge whose taps are attached.
+fn unwritten_bridge(
+    bridge: &str,
+    target: &Running,
+    file: &mut File,
+    dry_run: bool,
+) -> Result<Option<String>, Refusal> {
+    let attach = target.config.attach.iter().find(|it| it.bridge == bridge);
+    let attach = attach.expect("it was added");
+    let is_in_file = !target.bridges_by_command.contains(bridge)
+        && (!dry_run || file.load()?.attach.iter().any(|it| it.bridge == bridge));
+    Ok((!is_in_file).then(|| section_of_bridge(attach)))
 }
 
 /// Nobody has the name or the tap of a VM that comes; an uplink's is found with all that must be

@@ -99,6 +99,16 @@ impl Resources {
         }
     }
 
+    /// The change is refused: taps that were attached for it are plain again. Links go with their
+    /// descriptors, filters do not, and would turn frames to taps that have gone.
+    pub(super) fn detach(&self, openings: &Openings) {
+        for port in self.ports.values() {
+            if let Port::Attached(port) = port {
+                openings.broker.detach(port.index());
+            }
+        }
+    }
+
     /// The sockets of a VM are free once an earlier step has been taken.
     pub(super) fn note_freed(&mut self, vm: &VmConfig) {
         self.freed.extend(sockets_of(vm).into_iter().map(|(_, path)| path));

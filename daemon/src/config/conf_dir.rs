@@ -12,7 +12,7 @@ use super::reader::{Document, Place, Problem, Problems};
 /// The directory of these files, beside the configuration file.
 const DIR: &str = "conf.d";
 /// The sections that they may have.
-const SECTIONS: [&str; 5] = ["uplink", "overlay", "vm", "station", "toe_rule"];
+const SECTIONS: [&str; 6] = ["uplink", "overlay", "vm", "attach", "station", "toe_rule"];
 
 /// All files, one behind the other.
 #[derive(Debug, Default)]

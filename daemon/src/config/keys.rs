@@ -10,9 +10,6 @@ use super::{Config, Problems, UplinkConfig, VmConfig, parse};
 /// Keys of one table, and their values as TOML has them; `None` is not given.
 pub type Keys = Vec<(&'static str, Option<String>)>;
 
-/// Keys of a VM whose defaults depend on the VM.
-const OWN_KEYS: [&str; 2] = ["name", "socket"];
-
 /// The differences: key, value before, value now.
 #[must_use]
 pub fn differences(before: &Keys, now: &Keys) -> Vec<(&'static str, String, String)> {
@@ -59,14 +56,6 @@ impl UplinkConfig {
 }
 
 impl VmConfig {
-    /// The keys that differ from `default`, which are the keys of another VM, and the two whose
-    /// default depends on the VM.
-    fn given(&self, default: &Keys) -> Keys {
-        let own = self.keys().into_iter().zip(default);
-        let given = own.filter(|(own, default)| own != *default || OWN_KEYS.contains(&own.0));
-        given.map(|(own, _)| own).collect()
-    }
-
     /// The VM `name` with these keys; what is not given has its default.
     ///
     /// # Errors
@@ -98,20 +87,11 @@ impl Config {
     /// The file with this content.
     #[must_use]
     pub fn to_text(&self) -> String {
-        self.text(VmConfig::keys)
+        self.text(&self.vms)
     }
 
-    /// The same without keys that have a VM's default: a thousand VMs are read in a fraction of the
-    /// time.
-    pub(super) fn short_text(&self) -> String {
-        let default = VmConfig::of("default", &BTreeMap::new()).map(|vm| vm.keys());
-        self.text(|vm| match &default {
-            Ok(default) => vm.given(default),
-            Err(_) => vm.keys(),
-        })
-    }
-
-    fn text(&self, of_vm: impl Fn(&VmConfig) -> Keys) -> String {
+    /// The same with these VMs.
+    fn text(&self, vms: &[VmConfig]) -> String {
         let mut text = String::new();
         let mut table = |head: &str, keys: Keys| {
             text += head;
@@ -128,18 +108,17 @@ impl Config {
         self.uplinks.iter().for_each(|uplink| table("[[uplink]]\n", uplink.keys()));
         self.overlays.iter().for_each(|overlay| table("[[overlay]]\n", overlay.keys()));
         self.stations.iter().for_each(|s| table("[[station]]\n", super::station::keys(s)));
-        self.vms.iter().for_each(|vm| table("[[vm]]\n", of_vm(vm)));
+        self.attach.iter().for_each(|bridge| table("[[attach]]\n", bridge.keys()));
+        vms.iter().for_each(|vm| table("[[vm]]\n", vm.keys()));
         text
     }
 
-    /// Whether its parts fit together, as after one of them has changed. A running VM may have
-    /// congestion offload without ack offload, for commands turn off one by one.
+    /// Whether its parts fit together, as after one of them has changed. Each VM is right by
+    /// itself, and so is not read again: there may be a thousand.
     ///
     /// # Errors
     /// All that does not; the lines are those of no file.
     pub fn check(&self) -> Result<(), Problems> {
-        let mut config = self.clone();
-        config.vms.iter_mut().for_each(|vm| vm.ack_offload |= vm.congestion_offload);
-        Self::parse("", &config.short_text(), &BTreeMap::new()).map(drop)
+        parse::config("", &self.text(&[]), &BTreeMap::new(), &self.vms).map(drop)
     }
 }

@@ -4,6 +4,7 @@
 //! operators, and a test holds the two together. Parsing lives in [`reader`] and in the private
 //! `parse` module.
 
+pub mod attach;
 mod boost;
 pub(crate) mod conf_dir;
 pub mod keys;
@@ -32,6 +33,7 @@ use nightporter_core::limits::{
 use nightporter_core::port::Local;
 use nightporter_registry::Station;
 
+pub use attach::AttachConfig;
 use conf_dir::Texts;
 pub use overlay::OverlayConfig;
 pub(crate) use parse::is_ifname;
@@ -86,6 +88,8 @@ pub struct Config {
     pub toe_rules: Vec<ToeRule>,
     /// `[[station]]`, in file order: the operator's list of which station is behind which peer.
     pub stations: Vec<Station>,
+    /// `[[attach]]`, in file order: bridges whose taps are VMs as they come.
+    pub attach: Vec<AttachConfig>,
     /// `[[vm]]`, in file order.
     pub vms: Vec<VmConfig>,
 }
@@ -234,7 +238,7 @@ table! {
         /// through the daemon as through a wire; if the daemon is dead or stands, they pass it by.
         /// With `mac` it may be the beginning of the name, as in `"vnet*"`: then the tap is the one
         /// whose address is `mac` with `fe` as its first byte, as libvirt gives it. Default: none.
-        /// Takes Linux 6.6. Not with keys of the switch (`network`, `ips`, `vlan`,
+        /// Takes Linux 6.1. Not with keys of the switch (`network`, `ips`, `vlan`,
         /// `trunk`, `isolated`, `trusted`), nor with `congestion_offload`, `toe` or `boost`.
         tap: Option<String> = optional(
             tap_pattern, "give the name of the VM's tap, as in \"vnet0\"");
@@ -350,6 +354,21 @@ impl VmConfig {
         self.toe.then(|| self.socket.with_file_name(format!("{}-toe.sock", self.name)))
     }
 
+    /// Values that no other port may have, besides its name, by their keys.
+    fn unique(&self) -> Vec<(&'static str, String)> {
+        let socket = |path: PathBuf| ("socket", path.display().to_string());
+        let of_port = match &self.tap {
+            None => Some(socket(self.socket.clone())),
+            Some(_) if self.tap_begins().is_some() => None,
+            Some(tap) => Some(("tap", tap.clone())),
+        };
+        let mac = self.mac.map(|mac| {
+            let of = self.network.as_ref().map(|network| format!(" in network {network}"));
+            ("mac", mac.map(|b| format!("{b:02x}")).join(":") + &of.unwrap_or_default())
+        });
+        of_port.into_iter().chain(self.toe_socket().map(socket)).chain(mac).collect()
+    }
+
     /// The beginning of the name of its tap, if there is no more in the configuration.
     pub(crate) fn tap_begins(&self) -> Option<&str> {
         self.tap.as_deref()?.strip_suffix('*')
@@ -389,7 +408,7 @@ impl Config {
         text: &str,
         overrides: &BTreeMap<String, String>,
     ) -> Result<Self, Problems> {
-        parse::config(file, text, overrides)
+        parse::config(file, text, overrides, &[])
     }
 
     /// Every key, as `section.key`: the documentation must cover them.

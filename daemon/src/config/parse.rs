@@ -17,8 +17,8 @@ use crate::limits::PLACES;
 
 use super::reader::{Document, Problems, Section, boolean, human_bytes, integer, shown, string};
 use super::{
-    Config, DaemonConfig, UplinkConfig, UplinkKind, VmConfig, overlay, registry, station, toe,
-    toe_rule,
+    AttachConfig, Config, DaemonConfig, UplinkConfig, UplinkKind, VmConfig, attach, overlay,
+    registry, station, toe, toe_rule,
 };
 
 /// `sun_path` is 108 bytes with its terminator (unix(7)).
@@ -29,14 +29,17 @@ const NAME_BYTES_MAX: usize = 32;
 
 const STORE_BYTES_MAX: u64 = PLACES.pages as u64 * PAGE as u64;
 
+/// The configuration of this text. It fits together with the VMs `beside` it, which are not read:
+/// each is right by itself.
 pub(super) fn config(
     file: &str,
     text: &str,
     overrides: &BTreeMap<String, String>,
+    beside: &[VmConfig],
 ) -> Result<Config, Problems> {
     let mut doc = Document::parse(text, overrides);
     // After a syntax error the rest of the tree is guesswork: report that alone.
-    let config = if doc.problems.is_empty() { Some(read(&mut doc)) } else { None };
+    let config = if doc.problems.is_empty() { Some(read(&mut doc, beside)) } else { None };
     let mut list = doc.problems;
     match config {
         Some(config) if list.is_empty() => Ok(config),
@@ -50,6 +53,11 @@ pub(super) fn config(
 /// One VM out of `KEY=VALUE`s.
 pub(super) fn vm_of(keys: &BTreeMap<String, String>) -> Result<VmConfig, Problems> {
     of("vm", keys, vm)
+}
+
+/// One bridge whose taps are attached out of `KEY=VALUE`s.
+pub(super) fn attach_of(keys: &BTreeMap<String, String>) -> Result<AttachConfig, Problems> {
+    of("attach", keys, |section, _| attach::read(section, &[]))
 }
 
 /// One uplink out of `KEY=VALUE`s.
@@ -71,50 +79,33 @@ fn of<T>(
 pub(super) fn known_keys() -> Vec<String> {
     let overrides = BTreeMap::new();
     let mut doc = Document::parse(
-        "[registry]\n[toe]\n[[toe_rule]]\n[[uplink]]\n[[overlay]]\n[[station]]\n[[vm]]\n",
+        "[registry]\n[toe]\n[[toe_rule]]\n[[uplink]]\n[[overlay]]\n[[station]]\n[[attach]]\n\
+         [[vm]]\n",
         &overrides,
     );
-    read(&mut doc);
+    read(&mut doc, &[]);
     doc.known.into_iter().map(|(section, key)| format!("{section}.{key}")).collect()
 }
 
 /// Reads everything; where a value is wrong its default stands in, and the problem is recorded.
-fn read(doc: &mut Document<'_>) -> Config {
+fn read(doc: &mut Document<'_>, beside: &[VmConfig]) -> Config {
     let has_daemon = doc.has("daemon");
     let daemon = daemon(doc.section("daemon"));
     let mut unique = Unique::default();
     let control = daemon.control.display().to_string();
     unique.seen.push(("socket", control, "daemon.control".into(), 0..0));
     let registry = doc.table("registry").map(registry::read);
-    let mut uplinks = Vec::new();
-    for value in doc.tables("uplink") {
-        if let Some(section) = doc.open("uplink", value) {
-            uplinks.push(uplink(section, &mut unique));
-        }
-    }
-    let mut overlays = Vec::new();
-    for value in doc.tables("overlay") {
-        if let Some(section) = doc.open("overlay", value) {
-            overlays.push(overlay::read(section, registry.is_some(), &mut unique));
-        }
-    }
+    let uplinks = list(doc, "uplink", |section| uplink(section, &mut unique));
+    let read = |section: Section<'_, '_>| overlay::read(section, registry.is_some(), &mut unique);
+    let overlays = list(doc, "overlay", read);
     let toe = doc.table("toe").map(|section| toe::read(section, !overlays.is_empty()));
-    let mut toe_rules = Vec::new();
-    for value in doc.tables("toe_rule") {
-        if let Some(section) = doc.open("toe_rule", value) {
-            toe_rules.push(toe_rule::read(section));
-        }
-    }
+    let toe_rules = list(doc, "toe_rule", toe_rule::read);
     if toe_rules.len() > toe_rule::RULES_MAX {
         let (what, fix) = (format!("is there {} times", toe_rules.len()), toe_rule::RULES_MAX);
         doc.problem(&(0..0), "toe_rule", what, &format!("list {fix} at most"));
     }
-    let mut stations = Vec::new();
-    for value in doc.tables("station") {
-        if let Some(section) = doc.open("station", value) {
-            stations.extend(station::read(section, &mut unique));
-        }
-    }
+    let stations = list(doc, "station", |section| station::read(section, &mut unique));
+    let stations: Vec<_> = stations.into_iter().flatten().collect();
     if stations.len() > STATIONS_MAX {
         let what = format!("is there {} times", stations.len());
         doc.problem(&(0..0), "station", what, &format!("list {STATIONS_MAX} at most"));
@@ -123,30 +114,41 @@ fn read(doc: &mut Document<'_>) -> Config {
         let what = "is a list of what a [registry] tells".into();
         doc.problem(&(0..0), "station", what, "remove the list, or the registry");
     }
-    let mut vms = Vec::new();
-    for value in doc.tables("vm") {
-        if let Some(section) = doc.open("vm", value) {
-            vms.push(vm(section, &mut unique));
-        }
-    }
+    let attach = attach::read_all(doc);
+    beside.iter().for_each(|vm| unique.add_vm(vm));
+    let vms = list(doc, "vm", |section| vm(section, &mut unique));
     doc.only_sections(&[
-        "daemon", "uplink", "registry", "toe", "toe_rule", "overlay", "station", "vm",
+        "daemon", "uplink", "registry", "toe", "toe_rule", "overlay", "station", "attach", "vm",
     ]);
-    let has_ports = !(uplinks.is_empty() && overlays.is_empty() && vms.is_empty());
+    let lacks_vms = attach.is_empty() && vms.is_empty();
+    let has_ports = !(uplinks.is_empty() && overlays.is_empty() && lacks_vms);
     if !has_ports && !has_daemon && doc.problems.is_empty() {
         let what = "there is neither an [[uplink]] nor a [[vm]]".into();
         let fix = "add at least one [[vm]], or a [daemon] if they are to come by commands; see \
                    examples/nightporter.toml";
         doc.problem(&(0..0), "", what, fix);
     }
-    let budget: u64 = vms.iter().map(|vm| vm.budget).sum();
+    let budget: u64 = vms.iter().chain(beside).map(|vm| vm.budget).sum();
     if budget > STORE_BYTES_MAX {
         let (sum, most) = (human_bytes(budget), human_bytes(STORE_BYTES_MAX));
         let what = format!("all vm.budget together are {sum}, and {most} is the most");
         doc.problem(&(0..0), "", what, "lower some of them, or run a second daemon");
     }
     unique.check(doc);
-    Config { daemon, uplinks, overlays, registry, toe, toe_rules, stations, vms }
+    Config { daemon, uplinks, overlays, registry, toe, toe_rules, stations, attach, vms }
+}
+
+/// All tables `[[name]]`.
+fn list<T>(
+    doc: &mut Document<'_>,
+    name: &'static str,
+    mut read: impl FnMut(Section<'_, '_>) -> T,
+) -> Vec<T> {
+    let mut list = Vec::new();
+    for value in doc.tables(name) {
+        list.extend(doc.open(name, value).map(&mut read));
+    }
+    list
 }
 
 fn daemon(mut s: Section<'_, '_>) -> DaemonConfig {
@@ -198,26 +200,17 @@ fn check_vm(s: &mut Section<'_, '_>, config: &VmConfig, unique: &mut Unique) {
         let fix = "use vlan for a guest that sees no tags, or trunk for one that does";
         s.problem("trunk", "does not go with vlan".into(), fix);
     }
-    if let Some(tap) = &config.tap {
+    if config.tap.is_some() {
         check_tap(s, config);
-        if config.tap_begins().is_none() {
-            unique.add("tap", tap.clone(), s);
-        } else if config.mac.is_none() {
-            let fix = "give the VM's mac, or the whole name of its tap";
-            s.problem("tap", "needs mac, because it is no whole name".into(), fix);
-        }
-    } else {
-        unique.add("socket", config.socket.display().to_string(), s);
+    }
+    if config.tap_begins().is_some() && config.mac.is_none() {
+        let fix = "give the VM's mac, or the whole name of its tap";
+        s.problem("tap", "needs mac, because it is no whole name".into(), fix);
     }
     if let Some(socket) = config.toe_socket() {
         check_toe(s, config, &socket);
-        unique.add("socket", socket.display().to_string(), s);
     }
-    if let Some(mac) = config.mac {
-        let mac = mac.map(|b| format!("{b:02x}")).join(":");
-        let of = config.network.as_ref().map(|network| format!(" in network {network}"));
-        unique.add("mac", mac + &of.unwrap_or_default(), s);
-    }
+    config.unique().into_iter().for_each(|(key, value)| unique.add(key, value, s));
 }
 
 /// Keys that a VM with a tap cannot have: no switch is asked for its frames, its driver is unknown,
@@ -286,6 +279,13 @@ pub(super) struct Unique {
 impl Unique {
     pub(super) fn add(&mut self, key: &'static str, value: String, s: &Section<'_, '_>) {
         self.seen.push((key, value, s.label.clone(), s.span.clone()));
+    }
+
+    /// Those of a VM that is not read.
+    fn add_vm(&mut self, vm: &VmConfig) {
+        let label = format!("vm.{}", vm.name);
+        let values = std::iter::once(("name", vm.name.clone())).chain(vm.unique());
+        self.seen.extend(values.map(|(key, value)| (key, value, label.clone(), 0..0)));
     }
 
     fn check(self, doc: &mut Document<'_>) {

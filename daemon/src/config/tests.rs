@@ -303,9 +303,7 @@ fn a_vm_may_not_sit_on_the_control_socket() {
 }
 
 #[test]
-fn what_is_checked_after_a_change_is_all_that_runs_and_has_no_more_lines_than_it_takes() {
-    let plain = |n: usize| format!("[[vm]]\nname = \"vm{n}\"\nbudget = \"1M\"\n");
-    let many: String = (0..1000).map(plain).collect();
+fn a_configuration_is_read_back_from_its_text() {
     let all = "[[vm]]\nname = \"x\"\nsocket = \"/run/nightporter/default.sock\"\n\
                network = \"n\"\nmac = \"52:54:00:00:00:01\"\nips = [\"10.0.0.1\"]\nvlan = 7\n\
                isolated = true\ntrusted = true\nmtu = 9000\nqueue_pairs = 2\n\
@@ -315,11 +313,43 @@ fn what_is_checked_after_a_change_is_all_that_runs_and_has_no_more_lines_than_it
                boost = \"15ms/90ms\"\nvcpu_cgroup = \"a/vcpu0\"\n\
                local = \"always\"\nguest_ttl = 200\n\
                flows_max = 32\nsocket_user = \"u\"\nsocket_group = \"g\"\n";
-    let running = parse(&format!("[daemon]\n{many}{all}")).unwrap();
-    let text = running.short_text();
-    assert_eq!(parse(&text).unwrap(), running);
-    assert!(text.lines().count() < 4 * 1000 + 50, "{}", text.lines().count());
-    assert_eq!(parse(&running.to_text()).unwrap(), running);
+    let config = parse(&format!("[daemon]\n[[vm]]\nname = \"plain\"\n{all}")).unwrap();
+    assert_eq!(parse(&config.to_text()).unwrap(), config);
+}
+
+#[test]
+fn a_vm_that_comes_fits_with_those_that_are_there_as_in_a_file() {
+    let mac = "mac = \"52:54:00:00:00:01\"";
+    let vm = |keys: &str| format!("[[vm]]\n{keys}\n");
+    for (there, comes, fits) in [
+        ("", "", true),
+        ("", "name = \"a\"", false),
+        ("socket = \"/s\"", "socket = \"/s\"", false),
+        ("socket = \"/b-toe.sock\"", "socket = \"/s\"\ntoe = true\nips = [\"10.0.0.1\"]", false),
+        (mac, mac, false),
+        (mac, &format!("network = \"n\"\n{mac}"), true),
+        ("tap = \"t0\"", "tap = \"t0\"", false),
+        ("tap = \"t0\"", "tap = \"t1\"", true),
+        (&format!("{mac}\ntap = \"t*\""), "tap = \"t1\"", true),
+    ] {
+        let name = if comes.starts_with("name") { "" } else { "name = \"b\"\n" };
+        let [there, comes] =
+            [format!("name = \"a\"\n{there}"), format!("{name}{comes}")].map(|it| vm(&it));
+        assert_eq!(parse(&(there.clone() + &comes)).is_ok(), fits, "{there}{comes}");
+        let mut running = parse(&there).unwrap();
+        running.vms.extend(parse(&comes).unwrap().vms);
+        assert_eq!(running.check().is_ok(), fits, "{there}{comes}");
+    }
+    let mut running = parse(&vm("name = \"a\"\nbudget = \"64G\"")).unwrap();
+    let of = |n: usize| VmConfig { name: format!("a{n}"), ..running.vms[0].clone() };
+    let more: Vec<_> = (0..16).map(of).collect();
+    running.vms.extend(more);
+    let why = running.check().unwrap_err().to_string();
+    assert!(why.contains("all vm.budget together are 1088G"), "{why}");
+    running.vms.truncate(1);
+    running.check().unwrap();
+    running.daemon.control = running.vms[0].socket.clone();
+    assert!(running.check().is_err(), "a VM may not sit on the control socket");
 }
 
 #[test]
@@ -481,7 +511,8 @@ fn every_key_is_written_down() {
     let station = "vni = 1\nmac = \"52:54:00:00:00:77\"\nhost = \"192.0.2.2\"\n";
     let tables = format!("[[overlay]]\nname = \"o\"\n{overlay}[[station]]\n{station}");
     let rule = "[[toe_rule]]\nuse = \"native\"\n";
-    let config = parse(&format!("{GOOD}\n{tables}{rule}")).unwrap();
+    let attach = "[[attach]]\nbridge = \"virbr0\"\n";
+    let config = parse(&format!("{GOOD}\n{tables}{rule}{attach}")).unwrap();
     let toe = parse(&format!("{GOOD}\n[toe]\n{tables}")).unwrap().toe.unwrap().keys();
     let etcd = "[registry]\netcd = [\"http://192.0.2.9:2379\"]\n";
     let registry = parse(&format!("{GOOD}\n{etcd}")).unwrap().registry.unwrap().keys();
@@ -493,6 +524,7 @@ fn every_key_is_written_down() {
         ("toe", toe),
         ("toe_rule", config.toe_rules[0].keys()),
         ("station", station::keys(&config.stations[0])),
+        ("attach", config.attach[0].keys()),
         ("vm", config.vms[0].keys()),
     ];
     let named = tables

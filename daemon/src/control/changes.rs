@@ -41,8 +41,9 @@ enum Stage {
     Setting(Client, String, Setting),
     /// The worker is asked for the memory that is in use.
     Counting { change: Change, dry_run: bool },
-    /// The worker takes a step: so many were taken before, and these failed.
-    Applying { prepared: Box<Prepared>, at: usize, failed: Vec<String> },
+    /// The worker takes a step: so many were taken before, and these failed. With that step an
+    /// attached tap goes, by its number.
+    Applying { prepared: Box<Prepared>, at: usize, failed: Vec<String>, goes: Option<u32> },
 }
 
 impl Changes {
@@ -53,6 +54,11 @@ impl Changes {
     /// Whether the file system of the configuration file answers.
     pub(super) fn can_read(&mut self) -> bool {
         self.preparer.as_mut().is_none_or(|it| it.file.must_answer().is_ok())
+    }
+
+    /// No change is under way, and none waits.
+    pub(super) fn is_idle(&self) -> bool {
+        self.under_way.is_none() && self.waiting.is_empty()
     }
 
     /// The running configuration.
@@ -110,18 +116,23 @@ impl Control {
             return;
         }
         let Some((client, request)) = self.changes.waiting.pop_front() else { return };
-        let (order, stage) = match (client, Setting::of(&request), request) {
+        match (client, Setting::of(&request), request) {
             (client, _, Request::Change { change, dry_run }) => {
-                (Order::CountPages, (client, Stage::Counting { change, dry_run }))
+                self.begin_change(client, change, dry_run);
             }
             (Some(client), Some((vm, setting)), request) => {
                 let stage = Stage::Setting(client, vm, setting);
-                (Order::Request(client, request), (Some(client), stage))
+                self.changes.under_way = Some((Some(client), stage));
+                self.mail.order(Order::Request(client, request));
             }
             (_, _, request) => unreachable!("no change: {request:?}"),
-        };
-        self.changes.under_way = Some(stage);
-        self.mail.order(order);
+        }
+    }
+
+    /// Begins with a change; none is under way.
+    pub(super) fn begin_change(&mut self, client: Option<Client>, change: Change, dry_run: bool) {
+        self.changes.under_way = Some((client, Stage::Counting { change, dry_run }));
+        self.mail.order(Order::CountPages);
     }
 
     /// A client is answered: perhaps a command that changed one key of a VM. The next reload puts
@@ -154,7 +165,7 @@ impl Control {
                 self.mail.order(Order::Resize(prepared.target.size));
                 let (prepared, failed) = (Box::new(prepared), Vec::new());
                 if let Some((_, stage)) = &mut self.changes.under_way {
-                    *stage = Stage::Applying { prepared, at: 0, failed };
+                    *stage = Stage::Applying { prepared, at: 0, failed, goes: None };
                 }
                 self.go_on_changing();
             }
@@ -163,7 +174,7 @@ impl Control {
 
     /// The worker has taken a step.
     pub(super) fn handle_step(&mut self, result: Result<(), String>) {
-        let Some((_, Stage::Applying { prepared, at, failed })) = &mut self.changes.under_way
+        let Some((_, Stage::Applying { prepared, at, failed, goes })) = &mut self.changes.under_way
         else {
             return;
         };
@@ -179,11 +190,14 @@ impl Control {
             Err(e) => {
                 tracing::error!("not done: {}: {e}", prepared.plan.lines[*at]);
                 prepared.target.without(step);
-                comes.into_iter().for_each(|name| self.interfaces.remove(name));
+                if let Some(index) = comes.and_then(|name| self.interfaces.remove(name)) {
+                    self.interfaces.detach(index);
+                }
                 failed.push(e);
             }
         }
         *at += 1;
+        goes.take().into_iter().for_each(|index| self.interfaces.detach(index));
         if comes.is_some() {
             self.handle_links();
         }
@@ -193,7 +207,7 @@ impl Control {
     /// Orders the next step of a change, or ends it.
     fn go_on_changing(&mut self) {
         let Changes { preparer: Some(preparer), under_way, .. } = &mut self.changes else { return };
-        let Some((_, Stage::Applying { prepared, at, failed })) = under_way else { return };
+        let Some((_, Stage::Applying { prepared, at, failed, goes })) = under_way else { return };
         if let Some(step) = prepared.plan.steps.get(*at) {
             let opened = prepared.resources.take(step, &prepared.owners);
             match (step, &mut self.directory) {
@@ -208,7 +222,7 @@ impl Control {
             }
             match step {
                 Step::RemoveUplink(name) | Step::RemoveOverlay(name) | Step::RemoveVm(name, _) => {
-                    self.interfaces.remove(name);
+                    *goes = self.interfaces.remove(name);
                 }
                 Step::SetOverlay(overlay) => self.interfaces.set(overlay),
                 _ => opened.port.iter().for_each(|port| self.interfaces.add(port)),
@@ -236,7 +250,9 @@ impl Control {
     /// Answers the client of the change that was under way, and begins with the next.
     fn end_change(&mut self, reply: Reply) {
         let client = self.changes.under_way.take().and_then(|(client, _)| client);
-        self.tell(client, reply);
+        if !self.bridges.handle_reply(&reply) {
+            self.tell(client, reply);
+        }
         self.next_change();
     }
 

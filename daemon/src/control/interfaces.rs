@@ -118,9 +118,20 @@ impl Interfaces {
         self.ports.push(Interface { wanted, state, ifname, trouble, not_before: Instant::ZERO });
     }
 
-    /// The port with this name goes.
-    pub(crate) fn remove(&mut self, name: &str) {
-        self.ports.retain(|at| at.wanted.name() != name);
+    /// The port with this name goes; the number of its tap, if it is attached.
+    pub(crate) fn remove(&mut self, name: &str) -> Option<u32> {
+        let at = self.ports.iter().position(|at| at.wanted.name() == name)?;
+        match self.ports.remove(at) {
+            Interface { wanted: Wanted::Attached(_), state: State::Uplink(index), .. } => {
+                Some(index)
+            }
+            _ => None,
+        }
+    }
+
+    /// The port of an attached tap has gone.
+    pub(super) fn detach(&self, index: u32) {
+        self.openings.iter().for_each(|it| it.broker.detach(index));
     }
 
     /// Whether the overlay with this name is open.
@@ -147,15 +158,20 @@ impl Interfaces {
     }
 
     /// The uplinks whose interface is another one by now, or none: the descriptor of a macvtap
-    /// outlives its link and does not show it.
+    /// outlives its link and does not show it. An attached tap may get another name meanwhile.
     fn take_gone(&mut self) -> Vec<String> {
+        let links = self.links.as_ref();
         // Without descriptors it cannot be asked, which says nothing of the interface.
-        let is_there = |ifname: &str, index| match if_nametoindex(ifname) {
+        let is_called = |ifname: &str, index| match if_nametoindex(ifname) {
             Ok(now) => now == index,
             Err(Errno::ENODEV | Errno::ENXIO) => false,
             Err(_) => true,
         };
-        let gone = self.ports.iter_mut().filter_map(|at| at.lose_unless(is_there));
+        let gone = self.ports.iter_mut().filter_map(|at| {
+            let is_attached = matches!(at.wanted, Wanted::Attached(_));
+            let is_known = |index| is_attached && links.is_some_and(|links| links.has(index));
+            at.lose_unless(|ifname, index| is_called(ifname, index) || is_known(index))
+        });
         gone.collect()
     }
 
@@ -265,6 +281,7 @@ impl Control {
     pub(super) fn handle_links(&mut self) {
         let Some(links) = &mut self.interfaces.links else { return };
         links.read();
+        self.bridges.note_change();
         let gone = self.interfaces.take_gone();
         gone.into_iter().for_each(|name| self.mail.order(Order::Lose(name)));
         self.interfaces.judge();

@@ -34,21 +34,51 @@ const DELETED_LINK: u16 = 17;
 const GET_LINK: u16 = 18;
 /// NLM_F_REQUEST | NLM_F_DUMP.
 const ALL: u16 = 0x301;
-/// IFLA_ADDRESS, IFLA_IFNAME and IFLA_MASTER.
+/// IFLA_ADDRESS, IFLA_IFNAME, IFLA_MASTER and IFLA_LINKINFO.
 const ADDRESS: u16 = 1;
 const NAME: u16 = 3;
 const MASTER: u16 = 10;
+const INFO: u16 = 18;
+/// In it, IFLA_INFO_KIND and IFLA_INFO_DATA; in that, IFLA_TUN_TYPE and IFLA_TUN_VNET_HDR
+/// (linux/if_link.h), and the type of a tap (IFF_TAP, linux/if_tun.h).
+const INFO_KIND: u16 = 1;
+const INFO_DATA: u16 = 2;
+const TUN_TYPE: u16 = 3;
+const TUN_VNET_HDR: u16 = 5;
+const TAP: u8 = 2;
 /// IFF_UP and IFF_RUNNING (linux/if.h).
 const UP: u32 = 1;
 const RUNNING: u32 = 0x40;
 
 /// An interface.
 #[derive(Clone, Debug, Eq, PartialEq)]
-struct Link {
-    name: String,
+pub(super) struct Link {
+    pub(super) name: String,
     flags: u32,
     /// The number of the bridge that it is a port of, or 0.
     master: u32,
+    pub(super) address: [u8; 6],
+    /// `None`: it is no tap. Whether its holder takes virtio-net headers.
+    pub(super) tap: Option<bool>,
+}
+
+impl Link {
+    /// A port of this bridge, or a bridge; `tap` as in the field.
+    #[cfg(test)]
+    pub(super) fn new(name: &str, master: u32, address: [u8; 6], tap: Option<bool>) -> Self {
+        Self { name: name.into(), flags: UP | RUNNING, master, address, tap }
+    }
+
+    /// The same with nobody who holds it.
+    #[cfg(test)]
+    pub(super) fn unheld(self) -> Self {
+        Self { flags: UP, ..self }
+    }
+
+    /// Somebody holds it, if it is a tap.
+    pub(super) const fn is_running(&self) -> bool {
+        self.flags & RUNNING != 0
+    }
 }
 
 /// All interfaces, and a netlink socket that becomes readable when one changes.
@@ -69,6 +99,13 @@ impl LinkWatch {
         watch.ask_for_all()?;
         watch.read();
         Ok(watch)
+    }
+
+    /// With these interfaces, and no news of others.
+    #[cfg(test)]
+    pub(super) fn of(links: impl IntoIterator<Item = (u32, Link)>) -> Self {
+        let (fd, _) = rustix::pipe::pipe().unwrap();
+        Self { fd, links: links.into_iter().collect(), addresses: Addresses::default() }
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -136,10 +173,14 @@ impl LinkWatch {
                 let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
                 let name = String::from_utf8_lossy(name).into_owned();
                 let address = attribute(&message[LINK_HEADER..], ADDRESS);
-                if let Some(&address) = address.and_then(|value| value.first_chunk()) {
+                let address = address.and_then(|value| value.first_chunk().copied());
+                if let Some(address) = address {
                     self.addresses.note(index, &name, address);
                 }
-                self.links.insert(index, Link { name, flags: word(head, 8), master });
+                let address = address.unwrap_or_default();
+                let tap = tap_in(&message[LINK_HEADER..]);
+                let link = Link { name, flags: word(head, 8), master, address, tap };
+                self.links.insert(index, link);
             }
             DELETED_LINK => {
                 self.links.remove(&index);
@@ -147,6 +188,22 @@ impl LinkWatch {
             }
             _ => {}
         }
+    }
+
+    /// The ports of a bridge, with their numbers. `None`: there is no such bridge.
+    pub(super) fn ports_of(&self, bridge: &str) -> Option<impl Iterator<Item = (u32, &Link)>> {
+        let bridge =
+            self.links.iter().find(|(_, link)| link.name == bridge).map(|(index, _)| *index);
+        let ports = |bridge| {
+            let links = self.links.iter().map(|(index, link)| (*index, link));
+            links.filter(move |(_, link)| link.master == bridge)
+        };
+        bridge.map(ports)
+    }
+
+    /// Whether there is an interface with this number, as far as it was heard.
+    pub(super) fn has(&self, index: u32) -> bool {
+        self.links.contains_key(&index)
     }
 
     /// The fault of an uplink, if there is one; and the bridge that it is in.
@@ -186,6 +243,15 @@ impl LinkWatch {
         let link = self.links.get(&index);
         config.bridge.is_some() && link.is_some_and(|link| link.master == 0)
     }
+}
+
+/// Whether an interface with these attributes is a tap, and its holder takes virtio-net headers.
+fn tap_in(attributes: &[u8]) -> Option<bool> {
+    let info = attribute(attributes, INFO)?;
+    let data = attribute(info, INFO_DATA)?;
+    let byte = |kind| attribute(data, kind).and_then(|value| value.first().copied());
+    let is_tap = attribute(info, INFO_KIND)? == b"tun\0" && byte(TUN_TYPE)? == TAP;
+    is_tap.then(|| byte(TUN_VNET_HDR) == Some(1))
 }
 
 fn word(bytes: &[u8; 16], at: usize) -> u32 {
@@ -228,8 +294,7 @@ mod tests {
     }
 
     fn watch() -> LinkWatch {
-        let (fd, _) = rustix::pipe::pipe().unwrap();
-        LinkWatch { fd, links: BTreeMap::new(), addresses: Addresses::default() }
+        LinkWatch::of([])
     }
 
     fn config(bridge: Option<&str>) -> UplinkConfig {

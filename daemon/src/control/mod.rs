@@ -6,6 +6,7 @@
 //! It and the worker's thread know of each other only [`Order`]s and [`Report`]s. A client whose
 //! request the worker has is held until the report is there.
 
+mod bridges;
 mod changes;
 pub(crate) mod conn;
 mod directory;
@@ -44,6 +45,7 @@ use crate::worker::Worker;
 use crate::worker::orders::{
     Client, ControlMail, Order, Report, WorkerMail, WorkerStatus, worker_mail,
 };
+pub(crate) use bridges::Bridges;
 use changes::Changes;
 use conn::Allowance;
 use directory::Directory;
@@ -77,6 +79,7 @@ pub(crate) struct Endpoints {
     pub(crate) preparer: Option<Preparer>,
     /// The uplinks and overlays.
     pub(crate) interfaces: Interfaces,
+    pub(crate) bridges: Bridges,
     pub(crate) registry: Option<Box<dyn Registry>>,
 }
 
@@ -92,6 +95,7 @@ pub struct Control {
     broker_ended: bool,
     changes: Changes,
     interfaces: Interfaces,
+    bridges: Bridges,
     directory: Option<Directory>,
     /// Listeners that do not accept for now.
     resting: Resting<Token>,
@@ -150,6 +154,7 @@ impl Control {
         let (resting, writes) = (Resting::new(), Allowance::default());
         let changes = Changes::new(endpoints.preparer.take());
         let interfaces = std::mem::take(&mut endpoints.interfaces);
+        let bridges = std::mem::take(&mut endpoints.bridges);
         if let Some(links) = &interfaces.links {
             watch_for(&epoll, &links.fd(), Token::Links)?;
         }
@@ -164,6 +169,7 @@ impl Control {
             broker_ended: false,
             changes,
             interfaces,
+            bridges,
             directory,
             resting,
             ordered: false,
@@ -237,6 +243,7 @@ impl Control {
         self.take_late();
         self.wake_listeners(now);
         self.reopen(now);
+        self.follow_bridges(now);
         self.hear_registry(now);
         let waits = self.endpoints.metrics.as_ref().is_some_and(MetricsServer::has_waiting);
         if waits && !std::mem::replace(&mut self.ordered, true) {
@@ -250,8 +257,9 @@ impl Control {
     fn wait(&self, now: Instant) -> EpollTimeout {
         let registry = self.directory.as_ref().and_then(|it| it.poll_timeout(&self.mail));
         let late = self.endpoints.operators.as_ref().and_then(|it| it.poll_timeout(now));
-        let due = [self.resting.poll_timeout(), self.interfaces.poll_timeout(), registry, late];
-        let Some(due) = due.into_iter().flatten().min() else { return EpollTimeout::NONE };
+        let interfaces = [self.interfaces.poll_timeout(), self.bridges_due()];
+        let due = [self.resting.poll_timeout(), registry, late].into_iter().chain(interfaces);
+        let Some(due) = due.flatten().min() else { return EpollTimeout::NONE };
         let ms = due.since(now).as_nanos().div_ceil(1_000_000);
         EpollTimeout::try_from(ms).unwrap_or(EpollTimeout::MAX)
     }
@@ -321,7 +329,7 @@ impl Control {
             return;
         }
         let status = self.with_keys(status);
-        let text = catch_unwind(AssertUnwindSafe(|| line(&Reply::Status(status))));
+        let text = catch_unwind(AssertUnwindSafe(|| line(&Reply::Status(Box::new(status)))));
         let text = Arc::new(text.unwrap_or_else(|_| {
             line(&Reply::Error {
                 what: "the status could not be formatted: see the log".into(),
@@ -372,6 +380,7 @@ impl Control {
             broker_ended: self.broker_ended,
             fabric: fabric.map(Box::new),
             registry: Box::new(registry),
+            bridges: self.status_of_bridges(),
             ports,
         }
     }

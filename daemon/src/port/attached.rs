@@ -95,7 +95,10 @@ impl Drop for Slot {
 pub struct AttachedPort {
     /// The programs are there as long as these are: dropped first, for frames are lost that are
     /// turned to taps that have gone.
+    /// There are none on kernels without them.
     links: Vec<OwnedFd>,
+    /// No other daemon attaches the tap until then.
+    claim: Option<OwnedFd>,
     from_vm: TapPort,
     /// The other end of the wire, until the worker has a port for it.
     to_net: Option<TapPort>,
@@ -121,6 +124,7 @@ pub(crate) struct Parts {
     pub(crate) index: u32,
     pub(crate) from_vm: OwnedFd,
     pub(crate) to_net: OwnedFd,
+    pub(crate) claim: OwnedFd,
     pub(crate) links: Vec<OwnedFd>,
     pub(crate) view: View,
     pub(crate) slot: Slot,
@@ -129,7 +133,7 @@ pub(crate) struct Parts {
 impl AttachedPort {
     /// For the VM with this configuration, whose tap is called `tap`.
     pub(crate) fn new(vm: &VmConfig, tap: &str, parts: Parts) -> Self {
-        let Parts { index, from_vm, to_net, links, view, slot } = parts;
+        let Parts { index, from_vm, to_net, claim, links, view, slot } = parts;
         let own_taps = [&from_vm, &to_net].map(|fd| tap::name_of(fd.as_fd()).unwrap_or_default());
         let plain_before = view.plain(slot.number().into());
         view.set_plain(slot.number().into(), false); // whoever had it before
@@ -148,6 +152,7 @@ impl AttachedPort {
             from_vm: end(from_vm, vm.name.clone()),
             to_net: Some(end(to_net, net_name(&vm.name))),
             links,
+            claim: Some(claim),
             vm: vm.clone(),
             tap: tap.to_owned(),
             index,
@@ -225,7 +230,11 @@ impl AttachedPort {
 
     /// The VM's tap is plain from now on; the port goes on giving back.
     pub(crate) fn unlink(&mut self) {
+        if self.links.is_empty() {
+            self.set_plain(true); // until the broker takes the filters away
+        }
         self.links.truncate(LINKS_OF_OWN_TAPS);
+        self.claim = None;
         self.slot.release();
     }
 

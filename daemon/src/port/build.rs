@@ -167,11 +167,12 @@ impl Openings {
             }
         };
         let mut fds = fds.into_iter();
-        let (Some(from_vm), Some(to_net)) = (fds.next(), fds.next()) else {
+        let (Some(from_vm), Some(to_net), Some(claim)) = (fds.next(), fds.next(), fds.next())
+        else {
             return Err(broken("the broker's answer lacks taps"));
         };
         let links = fds.collect();
-        let parts = Parts { index, from_vm, to_net, links, view, slot };
+        let parts = Parts { index, from_vm, to_net, claim, links, view, slot };
         Ok(Port::Attached(Box::new(AttachedPort::new(vm, &tap, parts))))
     }
 }

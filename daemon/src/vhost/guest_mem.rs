@@ -162,7 +162,7 @@ struct Mapping(Option<Last>);
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        sleeps::unmap(self.0.take());
+        sleeps::excuse(|| self.0.take().into_iter().for_each(|last| sys::empty(&last.1)));
     }
 }
 
@@ -606,6 +606,25 @@ mod tests {
 
     use super::*;
     use crate::vhost::huge_pages::HugePages;
+
+    #[test]
+    fn a_mapping_that_is_emptied_has_no_pages_and_its_file_keeps_them() {
+        const LEN: usize = 20 << 20;
+        let file = memfd_create("pages", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, LEN as u64).unwrap();
+        let map = MmapRegion::from_file(FileOffset::new(File::from(file), 0), LEN).unwrap();
+        let byte = |at: usize| map.get_atomic_ref::<AtomicU8>(at).unwrap();
+        let resident = || {
+            let all = std::fs::read_to_string("/proc/self/smaps").unwrap();
+            let (_, own) = all.split_once(&format!("{:x}-", map.as_ptr().addr())).unwrap();
+            own.lines().find(|line| line.starts_with("Rss:")).unwrap().to_owned()
+        };
+        (0..LEN).step_by(4096).for_each(|at| byte(at).store(7, Ordering::Relaxed));
+        assert!(resident().contains(" 20480 kB"), "{}", resident());
+        sys::empty(&map);
+        assert!(resident().contains(" 0 kB"), "{}", resident());
+        assert_eq!(byte(LEN - 4096).load(Ordering::Relaxed), 7);
+    }
 
     #[test]
     fn huge_pages_that_the_kernel_clears_are_work_of_the_turn_once() {

@@ -15,7 +15,8 @@ use nix::sys::epoll::Epoll;
 
 use super::back_off::BackOff;
 use super::data_path::DataPath;
-use crate::port::attached::net_name;
+use super::log_restarted;
+use crate::port::attached::{AttachedPort, net_name};
 use crate::port::{Port, Wanted};
 use crate::token::Token;
 use crate::vhost::Source;
@@ -171,7 +172,9 @@ impl DataPath {
         let Some(end) = attached.take_end() else { return Ok(()) };
         let config = PortConfig::uplink(net_name(&name)).on_wire(net_name(&name));
         let added = self.add_port(now, epoll, Port::Uplink(end), config);
-        added.map(drop).map_err(|e| format!("{name}: {e:?}"))
+        added.map_err(|e| format!("{name}: {e:?}"))?;
+        log_restarted(self.engine.handle_wire(now, id));
+        Ok(())
     }
 
     /// A tap has gone, or is about to be attached anew: so does the other end of its wire.
@@ -361,12 +364,16 @@ impl DataPath {
     }
 
     /// All taps are plain: the daemon ends. Frames that were turned have been given back in the
-    /// turn before.
+    /// turn before. To end a link waits for the kernel's readers, so all frames pass before the
+    /// first one ends.
     pub(super) fn unlink_all(&mut self) {
-        for &AttachedTap { id, .. } in &self.attached.list {
-            let port = self.ports.of_mut(id).port.as_attached_mut();
-            port.into_iter().for_each(|port| port.unlink());
-        }
+        let mut each = |act: fn(&mut AttachedPort)| {
+            for &AttachedTap { id, .. } in &self.attached.list {
+                self.ports.of_mut(id).port.as_attached_mut().into_iter().for_each(act);
+            }
+        };
+        each(|port| port.set_plain(true));
+        each(AttachedPort::unlink);
     }
 }
 

@@ -3,6 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nightporter_api::Only;
+use nightporter_core::monitor::pcap::{file_header, record_header};
 use nightporter_core::time::Instant;
 use nightporter_core::wire::packet::{Ip, L4, Net};
 
@@ -11,24 +12,6 @@ use super::watch::Crossing;
 /// Bytes of records that may wait for a slow reader; then frames are missed, and counted. A reader
 /// that loses its processor for 100 ms misses none at 2.6 Gbit/s. Taken only while it is slow.
 pub(super) const BUFFER_BYTES_MAX: usize = 32 << 20;
-/// Nanosecond pcap, by its first four bytes in host order (draft-ietf-opsawg-pcap, section 4).
-const MAGIC_NS: u32 = 0xa1b2_3c4d;
-/// Larger than any super-segment.
-const SNAPLEN: u32 = 262_144;
-/// LINKTYPE_ETHERNET.
-const LINKTYPE: u32 = 1;
-
-/// The 24 bytes a pcap file starts with.
-fn file_header() -> Vec<u8> {
-    let mut h = Vec::with_capacity(24);
-    h.extend(MAGIC_NS.to_le_bytes());
-    h.extend(2u16.to_le_bytes());
-    h.extend(4u16.to_le_bytes());
-    h.extend([0; 8]);
-    h.extend(SNAPLEN.to_le_bytes());
-    h.extend(LINKTYPE.to_le_bytes());
-    h
-}
 
 /// Wall-clock nanoseconds at instant zero, if the wall clock says that it is `now`.
 pub(super) fn epoch_ns(now: Instant) -> u64 {
@@ -86,14 +69,14 @@ impl Capture {
     /// Starts at `now`, which is the wall clock's now.
     #[must_use]
     pub(super) fn new(now: Instant, taking: Taking) -> Self {
-        Self { epoch_ns: epoch_ns(now), taking, buffer: file_header(), missed: 0 }
+        Self { epoch_ns: epoch_ns(now), taking, buffer: file_header().to_vec(), missed: 0 }
     }
 
     /// Starts one that gives a moment the same time as `other` does, so that captures of two ports
     /// can be put in order, turn by turn.
     #[must_use]
     pub(super) fn beside(other: &Self, taking: Taking) -> Self {
-        Self { epoch_ns: other.epoch_ns, taking, buffer: file_header(), missed: 0 }
+        Self { epoch_ns: other.epoch_ns, taking, buffer: file_header().to_vec(), missed: 0 }
     }
 
     /// Records one frame, if it is wanted.
@@ -109,11 +92,7 @@ impl Capture {
             return;
         }
         let ns = self.epoch_ns.saturating_add(now.as_nanos());
-        let small = |n: u64| u32::try_from(n).unwrap_or(u32::MAX).to_le_bytes();
-        self.buffer.extend(small(ns / 1_000_000_000));
-        self.buffer.extend(small(ns % 1_000_000_000));
-        self.buffer.extend(small(kept as u64));
-        self.buffer.extend(small(len as u64));
+        self.buffer.extend(record_header(ns, kept, len));
         let end = self.buffer.len() + kept;
         for part in parts {
             let room = end - self.buffer.len();

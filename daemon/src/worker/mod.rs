@@ -141,20 +141,19 @@ impl Worker {
     /// Looks for promises that a predecessor left in the arena, then for connections of VMMs that
     /// were kept for us; call after all ports were added.
     pub(crate) fn handle_restart(&mut self) {
-        let Restarted { resumed, reset } = self.path.engine.handle_restart(monotonic_now());
-        if resumed > 0 {
-            tracing::info!(resumed, "connections go on when their guests are back");
-        }
-        if reset > 0 {
-            tracing::warn!(reset, "connections lost bytes in the restart and were reset");
+        let restarted = self.path.engine.handle_restart(monotonic_now());
+        log_restarted(restarted);
+        let left = self.left();
+        if left > 0 {
+            tracing::warn!(left, "connections that a killed daemon owes bytes wait for their taps");
         }
         let lockers = self.path.supervisor.as_ref().map(Locker::all_of).unwrap_or_default();
         self.path.take_over(monotonic_now(), &self.epoll, lockers);
     }
 
     /// The same for VMs with taps alone: what a predecessor owed them is delivered within `limit`,
-    /// and nothing is promised. How many connections of others are left to the next daemon.
-    pub(crate) fn settle(&mut self, limit: Duration) -> (Restarted, usize) {
+    /// and nothing is promised.
+    pub(crate) fn settle(&mut self, limit: Duration) -> Restarted {
         let now = monotonic_now();
         let found = self.path.engine.handle_restart_on_wires(now);
         self.executor.drain(now, limit, &mut self.path);
@@ -199,6 +198,11 @@ impl Worker {
     /// Connections with a byte, FIN or RST that is still owed.
     pub(crate) fn owed(&self) -> u32 {
         self.path.owed()
+    }
+
+    /// Connections that a predecessor owed bytes, which are left to the next daemon.
+    pub(crate) fn left(&self) -> usize {
+        self.path.engine.left()
     }
 
     /// The overlay with this number.
@@ -329,6 +333,16 @@ impl Worker {
             self.executor.poll_timeout(&self.path),
         ];
         self.timer.set(deadlines.into_iter().flatten().min());
+    }
+}
+
+/// The fate of connections of a predecessor.
+fn log_restarted(Restarted { resumed, reset }: Restarted) {
+    if resumed > 0 {
+        tracing::info!(resumed, "connections go on when their guests are back");
+    }
+    if reset > 0 {
+        tracing::warn!(reset, "connections lost bytes in the restart and were reset");
     }
 }
 

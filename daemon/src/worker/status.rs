@@ -302,11 +302,12 @@ pub(super) fn state_of(flow: &Flow) -> usize {
     }
 }
 
-/// Bytes in the store; a flow outside `On` and `Drain` has none, whatever its numbers are.
+/// Bytes in the store; a flow outside the path has none, whatever its numbers are.
 pub(super) fn held_bytes(flow: &Flow) -> u64 {
     match flow.state() {
         State::On | State::Drain => flow.held_bytes(),
-        State::Handshake | State::Pass | State::Abort => 0,
+        State::Opening => flow.held_bytes() - 1, // the number of R's SYN
+        State::Handshake | State::Pass | State::Translated | State::Abort => 0,
     }
 }
 

@@ -11,10 +11,15 @@ use std::time::{Duration, Instant};
 use nightporter_api::Change;
 use nightporter_attach::tap::Tap;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
+use nix::libc;
 use nix::mount::{MsFlags, mount};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::Signal;
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule,
+};
 
 use crate::host::{Dir, Host, LIMIT};
 use crate::segment::{ACK, End, PSH, RST, SYN, Seen, Segment, parse};
@@ -35,8 +40,8 @@ const PASSED_BY: &str = "metrics = \"off\"\nplain_after_ms = 300";
 
 /// The two taps of the test.
 pub(crate) struct Street {
-    vm: Tap,
-    network: Tap,
+    pub(crate) vm: Tap,
+    pub(crate) network: Tap,
 }
 
 impl Street {
@@ -103,7 +108,7 @@ impl Street {
     }
 
     /// R opens a connection to G, and both know it.
-    fn connects(&self) {
+    pub(crate) fn connects(&self) {
         let syn =
             Segment { flags: SYN, seq: R_ISN, window: 60_000, options: &MSS, ..Segment::default() };
         self.sends(R, G, &syn);
@@ -124,7 +129,7 @@ impl Street {
 
     /// G gets these bytes, perhaps behind copies of others.
     #[track_caller]
-    fn reads(&self, payload: [u8; 1000]) {
+    pub(crate) fn reads(&self, payload: [u8; 1000]) {
         while !self.gets_frame(G).ends_with(&payload) {} // their sum is unfinished
     }
 
@@ -136,7 +141,7 @@ impl Street {
     }
 
     /// R sends bytes that begin so far behind its handshake.
-    fn uploads(&self, at: u32, payload: &[u8]) {
+    pub(crate) fn uploads(&self, at: u32, payload: &[u8]) {
         let seq = R_ISN.wrapping_add(1 + at);
         let (flags, ack, window) = (ACK | PSH, G_ISN + 1, 60_000);
         let segment = Segment { flags, seq, ack, window, options: &[], payload };
@@ -145,7 +150,7 @@ impl Street {
 }
 
 /// A tap in the bridge.
-fn member(name: &str) -> Tap {
+pub(crate) fn member(name: &str) -> Tap {
     silent_tap(name, " master br0")
 }
 
@@ -359,9 +364,12 @@ fn a_tap_whose_daemon_is_away_often_is_plain_for_a_while_once_nothing_is_owed() 
         let (_dir, host) = serve(&street);
         promise(&street);
         let tap = || host.port("web1").vm.unwrap().attached.unwrap();
-        for first in [100, 10_000, 20_000] {
-            assert_eq!((tap().back_offs, tap().plain_for_ms), (0, None));
-            goes_on(&street, &host, stands(&street, &host, first));
+        // Three absences, of which a busy machine may make some itself.
+        let mut stood = 0;
+        while tap().back_offs == 0 {
+            assert!(stood < 3 && tap().plain_for_ms.is_none());
+            goes_on(&street, &host, stands(&street, &host, 100 + 10_000 * stood));
+            stood += 1;
         }
         assert_eq!(tap().back_offs, 1);
         // Nothing more is promised, and it is not plain before what is owed was delivered.
@@ -584,6 +592,77 @@ fn a_tap_that_goes_and_comes_back_is_attached_again() {
         let keys = BTreeMap::from([("tap".to_owned(), "vm1".to_owned())]);
         host.change(Change::AddVm { name: "web1".into(), keys });
         assert_eq!(host.port("web1").trouble, None);
+    });
+}
+
+/// From now on the kernel knows no links for this thread and its children, as before Linux 6.6.
+fn without_links() {
+    let link_create = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 28);
+    let rules = vec![SeccompRule::new(vec![link_create.unwrap()]).unwrap()];
+    let (allow, refuse) = (SeccompAction::Allow, SeccompAction::Errno(libc::EINVAL as u32));
+    let rules = BTreeMap::from([(libc::SYS_bpf, rules)]);
+    let arch = std::env::consts::ARCH.try_into().unwrap();
+    let filter = SeccompFilter::new(rules, allow, refuse, arch).unwrap();
+    seccompiler::apply_filter(&BpfProgram::try_from(filter).unwrap()).unwrap();
+}
+
+/// The filters of the VM's tap.
+fn filters() -> usize {
+    let of = |hook| {
+        let output = Command::new("tc").args(["filter", "show", "dev", "vm0", hook]).output();
+        String::from_utf8(output.unwrap().stdout).unwrap().matches("nightporter").count()
+    };
+    of("ingress") + of("egress")
+}
+
+#[test]
+#[ignore = "needs root: it attaches taps"]
+fn on_a_kernel_without_links_filters_do_it_and_go_with_the_daemon_or_at_the_next_start() {
+    Street::run(|street| {
+        without_links();
+        let (dir, host) = serve(&street);
+        assert_eq!(filters(), 2);
+        street.connects();
+        street.uploads(0, &[7; 1000]);
+        assert_eq!(street.gets(R).ack, R_ISN.wrapping_add(1001));
+        street.reads([7; 1000]);
+        street.answers(0, 1000, &[]);
+        host.until("web1", |port| port.vm.as_ref().is_some_and(|vm| vm.owed_flows == 0));
+        // It stands, and is passed by; then it is killed: the filters stay, and all frames pass.
+        let (sent, came) = stands(&street, &host, 100);
+        assert!(sent.len() > came.len());
+        host.signal(Signal::SIGKILL);
+        host.wait();
+        assert_eq!(filters(), 2);
+        street.sends_frame(R, &echo(2));
+        assert_eq!(street.gets_frame(G), echo(2));
+        // The next one takes them away, if it has the tap or not; its own go with it.
+        let other = Dir::new();
+        let host = Host::start(&other, &other.configure(PASSED_BY, ""));
+        assert_eq!(filters(), 0);
+        host.signal(Signal::SIGTERM);
+        host.wait();
+        let host = Host::start(&dir, &dir.join("np.toml"));
+        host.until("web1", |port| port.link);
+        assert_eq!(filters(), 2);
+        street.sends_frame(G, &echo(3));
+        while street.gets_frame(R) != echo(3) {}
+        host.change(Change::RemoveVm { name: "web1".into(), drain_ms: None });
+        assert_eq!(filters(), 0);
+        // A change leaves none that is refused because of another tap.
+        let other = vm().replace("web1", "web2").replace("vm0", "none0");
+        dir.configure(PASSED_BY, &(vm() + &other));
+        let (what, _) = host.refuses(Change::Reload {});
+        assert!(what.contains("there is no interface none0"), "{what}");
+        assert_eq!(filters(), 0);
+        let keys = [("tap", "vm0"), ("budget", "4M")].map(|(k, v)| (k.into(), v.into()));
+        host.change(Change::AddVm { name: "web1".into(), keys: BTreeMap::from(keys) });
+        assert_eq!(filters(), 2);
+        host.signal(Signal::SIGTERM);
+        host.wait();
+        assert_eq!(filters(), 0);
+        street.sends_frame(G, &echo(4));
+        assert_eq!(street.gets_frame(R), echo(4));
     });
 }
 

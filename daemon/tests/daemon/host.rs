@@ -185,7 +185,7 @@ impl Host {
             Reply::Status(status) => {
                 assert_eq!(status.refused_calls, 0, "a call that the sandbox does not know");
                 assert!(!status.broker_ended, "likewise");
-                status
+                *status
             }
             other => panic!("not a status: {other:?}"),
         }

@@ -4,6 +4,7 @@
 
 mod attached;
 mod boost;
+mod bridges;
 mod changes;
 mod congestion;
 #[allow(dead_code)] // shared with the tests of the rings, which use more of it

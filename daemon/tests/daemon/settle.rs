@@ -7,6 +7,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::attached::{G, G_ISN, MSS, PATIENT, R, R_ISN, Street, echo, links, until, vm};
+use crate::bridges;
 use crate::flows;
 use crate::guest::PLAIN;
 use crate::host::{Dir, Host, command};
@@ -39,8 +40,8 @@ fn sends(street: &Street, from: End, at: u32, ack: u32, payload: &[u8]) {
 }
 
 /// A connection of which a daemon that is killed owes G 1,000 bytes.
-fn owes(street: &Street, host: Host) {
-    host.until("web1", |port| port.link);
+fn owes(street: &Street, host: Host, vm: &str) {
+    host.until(vm, |port| port.link);
     street.sends_frame(G, &echo(7)); // which shows its MAC
     street.gets_frame(R);
     let options = |of, heard| [&MSS[..], &clock(of, heard)].concat();
@@ -101,7 +102,7 @@ fn life_17_without_a_next_daemon_the_bytes_arrive_and_the_wire_is_plain() {
         ip("link set vm0 address fe:00:00:00:00:01");
         let vm = || vm().replace("vm0", "vm*") + "mac = \"02:00:00:00:00:01\"\n";
         let dir = Dir::new();
-        owes(&street, start(&dir, &vm()));
+        owes(&street, start(&dir, &vm()), "web1");
         let settling = settles(&dir);
         is_asked(&street);
         // A connection that begins meanwhile gets no promise.
@@ -127,10 +128,47 @@ fn life_17_without_a_next_daemon_the_bytes_arrive_and_the_wire_is_plain() {
 
 #[test]
 #[ignore = "needs root: it attaches taps"]
+fn life_17_the_bytes_arrive_at_a_tap_that_came_with_its_bridge() {
+    bridges::run(|street| {
+        let (dir, vm) = (Dir::new(), bridges::vm_of("vm0"));
+        owes(&street, start(&dir, &bridges::attach("br0")), &vm);
+        let settling = settles(&dir);
+        is_asked(&street);
+        takes(&street);
+        ends_well(settling);
+        is_plain(&street);
+    });
+}
+
+#[test]
+#[ignore = "needs root: it attaches taps"]
+fn life_17_bytes_owed_to_a_tap_that_comes_later_than_the_next_daemon_arrive() {
+    bridges::run(|street| {
+        let (dir, vm) = (Dir::new(), bridges::vm_of("vm0"));
+        owes(&street, start(&dir, &bridges::attach("br0")), &vm);
+        ip("link set vm0 nomaster");
+        // A store as large as before, or the bytes are forgotten.
+        let spare = format!("[[vm]]\nname = \"spare\"\nsocket = {:?}\n", dir.join("spare"));
+        let ports = spare + "budget = \"1M\"\n" + &bridges::attach("br0");
+        let host = start(&dir, &ports);
+        assert_eq!(host.names(), ["spare"]);
+        // Nor are they forgotten if that one ends, too.
+        host.signal(Signal::SIGTERM);
+        host.wait();
+        let host = start(&dir, &ports);
+        ip("link set vm0 master br0");
+        is_asked(&street);
+        takes(&street);
+        host.until(&vm, |port| port.vm.as_ref().is_some_and(|vm| vm.owed_flows == 0));
+    });
+}
+
+#[test]
+#[ignore = "needs root: it attaches taps"]
 fn life_17_a_vm_that_takes_nothing_is_reset_on_both_sides_when_there_is_no_more_time() {
     Street::run(|street| {
         let dir = Dir::new();
-        owes(&street, start(&dir, &vm()));
+        owes(&street, start(&dir, &vm()), "web1");
         let settling = settles(&dir);
         is_asked(&street);
         let pid = Pid::from_raw(i32::try_from(settling.id()).unwrap());
@@ -155,7 +193,7 @@ fn life_17_a_vm_that_takes_nothing_is_reset_on_both_sides_when_there_is_no_more_
 fn life_17_a_daemon_that_starts_takes_over_from_a_settling_run() {
     Street::run(|street| {
         let dir = Dir::new();
-        owes(&street, start(&dir, &vm()));
+        owes(&street, start(&dir, &vm()), "web1");
         // As long as the tap is not there, no run does anything.
         let rename = |from: &str, to: &str| {
             ip(&format!("link set {from} down"));
@@ -184,7 +222,7 @@ fn life_17_vms_with_sockets_are_left_to_the_next_daemon() {
         let mut w = flows::World::connected_with("plain_after_ms = 1000", &vm());
         w.hold_1000_bytes();
         let flows::World { dir, host, mut remote, mut guest } = w;
-        owes(&street, host);
+        owes(&street, host, "web1");
         let settling = settles(&dir);
         is_asked(&street);
         takes(&street);

@@ -29,6 +29,8 @@
 //!   routes stay as they are. Its program itself checks the age of the last heartbeat.
 //! - [`watch`] is the process that waits for heartbeats, and its keeper.
 //!
+//! [`capture`] stands beside all that: it records what the guest sees of a connection.
+//!
 //! # Invariants
 //!
 //! 1. A change is recorded before it is made. Undoing looks at the route as it is now, and takes
@@ -39,6 +41,7 @@
 //!    router advertisements, or that expire (a change would make them permanent).
 
 pub mod beats;
+pub mod capture;
 pub mod connections;
 pub mod control;
 pub mod earlier;
@@ -46,6 +49,7 @@ pub mod earlier;
 mod libbpf;
 mod netlink;
 pub mod np_flood;
+mod packet;
 pub mod plan;
 pub mod record;
 pub mod route;

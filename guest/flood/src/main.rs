@@ -1,10 +1,15 @@
 //! `nightporter-guest`: the tool for guests of a Nightporter host.
 
-use std::io::{self, Write};
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::net::IpAddr;
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
+use nightporter_flood::capture::{Capture, Chosen, Ears, Heard, PERIOD};
 use nightporter_flood::control::{self, READY};
 use nightporter_flood::record::Place;
 use nightporter_flood::watch::How;
@@ -23,6 +28,38 @@ enum Arguments {
     /// Hand over all data to send at once, while the host controls congestion.
     #[command(subcommand)]
     Flood(Flood),
+    /// Capture the headers of TCP as this guest sees them, with its own times, for `nightporter
+    /// analyze --side guest`. Ends on Ctrl-C. A line of its input is answered with the number of
+    /// frames, all of which are in the file then.
+    Watch(Watch),
+}
+
+#[derive(Debug, clap::Args)]
+struct Watch {
+    /// The interface.
+    interface: String,
+    /// Only frames from or to this address.
+    #[arg(long, value_name = "ADDRESS")]
+    host: Option<IpAddr>,
+    /// Only frames from or to this port.
+    #[arg(long)]
+    port: Option<u16>,
+    /// End after so long (10s, 5m).
+    #[arg(long = "for", value_name = "TIME", value_parser = seconds)]
+    time: Option<Duration>,
+    /// The file; `-` is standard output.
+    #[arg(short, value_name = "FILE")]
+    write: PathBuf,
+}
+
+/// `30s`, `5m`, or seconds.
+fn seconds(text: &str) -> Result<Duration, String> {
+    let (number, of) = match text.strip_suffix('m') {
+        Some(minutes) => (minutes, 60),
+        None => (text.strip_suffix('s').unwrap_or(text), 1),
+    };
+    let number: u64 = number.parse().map_err(|_| "a time is written 30s or 5m".to_owned())?;
+    Ok(Duration::from_secs(number.saturating_mul(of)))
 }
 
 #[derive(Debug, Subcommand)]
@@ -64,8 +101,11 @@ impl From<Options> for How {
 }
 
 fn main() -> ExitCode {
-    let Arguments::Flood(command) = Arguments::parse();
-    match run(command) {
+    let done = match Arguments::parse() {
+        Arguments::Flood(command) => run(command),
+        Arguments::Watch(options) => capture(&options),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("nightporter-guest: {error:#}");
@@ -90,6 +130,35 @@ fn run(command: Flood) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Captures until it is told to end.
+fn capture(options: &Watch) -> Result<()> {
+    let is_standard = options.write.as_os_str() == "-";
+    let out: Box<dyn Write> = match is_standard {
+        true => Box::new(io::stdout()),
+        false => Box::new(
+            File::create(&options.write)
+                .with_context(|| format!("making {}", options.write.display()))?,
+        ),
+    };
+    let chosen = Chosen { host: options.host, port: options.port };
+    let mut capture = Capture::start(&options.interface, chosen, BufWriter::new(out))?;
+    let counts = |(frames, missed): (u64, u64)| format!("{frames} frames, {missed} missed");
+    let until = options.time.map(|time| Instant::now() + time);
+    let mut ears = Ears::open()?;
+    loop {
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let heard = ears.hear(left.map_or(PERIOD, |left| left.min(PERIOD)))?;
+        capture.take()?;
+        if heard == Heard::Line {
+            say(&counts(capture.counts()));
+        }
+        if heard == Heard::End || left.is_some_and(|left| left.is_zero()) {
+            eprintln!("{}", counts(capture.counts()));
+            return Ok(());
+        }
+    }
 }
 
 /// Prints a line. The reader may have gone: a watcher's `on` has.

@@ -15,7 +15,6 @@
 //! the bottlenecks and their arms, [`report`] the numbers and conditions.
 
 mod cells;
-mod flows;
 mod reorder;
 mod report;
 
@@ -33,6 +32,7 @@ use serde_json::json;
 use crate::cpus::Awake;
 use crate::experiment::{self, Experiment, Results, Rounds};
 use crate::flood::Flood;
+use crate::flows::{self, Received, Server};
 use crate::host::{self, FAR, guest_nic, remote_address};
 use crate::image::{Image, log_dir};
 use crate::link::{Shape, watch};
@@ -44,7 +44,6 @@ use crate::vmm::{Places, Vmm};
 use crate::world::{Net, World, address, guest_name};
 use cells::{Arm, Who};
 pub use cells::{Cell, Which};
-use flows::{Received, Server};
 
 /// The comparisons.
 #[derive(Debug, Clone)]

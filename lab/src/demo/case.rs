@@ -12,14 +12,15 @@ use super::measures::Terms;
 use super::page::Shown;
 use super::rounds::{BOTH_BYTES, Record};
 use super::troubles::{GuestShare, GuestTcp, Trouble};
-use super::{Direction, GUESTS, Lab, NetPath, Options, RECEIVER, all_paths, net_of};
+use super::{Direction, Lab, NetPath, Options, RECEIVER, all_paths, net_of};
 use crate::accel::Accel;
 use crate::cpus::Cores;
 use crate::experiment::Results;
 use crate::experiment::verdict::Check;
 use crate::image::{Image, log_dir};
-use crate::link::{self, Link};
+use crate::link;
 use crate::passt::Passt;
+use crate::placement::Placement;
 use crate::progress::Progress;
 use crate::rundir::RunDir;
 use crate::sched::{Competition, Scheduler};
@@ -64,7 +65,7 @@ impl Case {
 
 /// Boots the guests, measures, takes everything down.
 pub(super) fn run_case(
-    (scheduler, link): (Scheduler, Link),
+    terms: Terms,
     options: &Options,
     cores: &Cores,
     kit: Kit<'_>,
@@ -74,15 +75,17 @@ pub(super) fn run_case(
     let run_dir = RunDir::create()?;
     let logs = log_dir("demo")?;
     let places = Places { sockets: run_dir.path(), logs: &logs };
-    progress
-        .step(&format!("{scheduler} over {link}: booting three guests under QEMU with {accel}"));
+    progress.step(&format!("{}: booting its guests under QEMU with {accel}", terms.name()));
     let with_boost = all_paths(options).any(NetPath::is_boosted);
-    let mut lab = Lab::new(boot(options, kit, (link, with_boost), (&run_dir, places))?, scheduler);
+    let Terms { scheduler, link, placement } = terms;
+    let world = boot(options, kit, (terms, with_boost), (&run_dir, places))?;
+    let mut lab = Lab::new(world, scheduler, placement);
     progress.step("warming up, calibrating the guests' load");
     lab.warm_up()?;
     lab.warm_up_more(options)?;
-    let terms = (scheduler, options.layout);
-    let competition = Competition::start(terms, cores, &lab.world.guests, &run_dir)?;
+    let how = (scheduler, options.layout);
+    let competition = Competition::start(how, cores, &lab.world.guests, &run_dir)?;
+    lab.place_host(cores)?;
     lab.start_load()?;
     if with_boost {
         lab.start_boosting(link, &logs)?;
@@ -90,7 +93,6 @@ pub(super) fn run_case(
     lab.forget_vcpu_times(); // of paths whose guests had nothing else to do yet
     let before = (lab.clock()?, lab.guest_tcp()?);
     lab.complaints = lab.world.complaints(usize::from(RECEIVER))?;
-    let terms = Terms(scheduler, link);
     let mut record = Record::new(terms, results, progress, options.seed);
     lab.measure(options, &mut record)?;
     let Record { kinds, troubles, .. } = record;
@@ -106,6 +108,7 @@ pub(super) fn run_case(
     traces.context("the trace checker")?.iter().for_each(|line| println!("{line}"));
     let told = told(terms, link_measured, &guests, &guest_tcp);
     let about = json!({
+        "terms": terms,
         "link": link_measured,
         "guests": guests,
         "cpu_shares": cpu_shares,
@@ -129,14 +132,18 @@ fn told(
         format!("{} % in {:.0} turns a second", share.cpu_percent, share.switches_per_s)
     };
     let shares: Vec<String> = guests.iter().map(of).collect();
-    let load = match terms.0.load_percent() {
-        None => "The guests have nothing else to do".to_owned(),
-        Some(_) => format!("Each of three wants all of a core; they got {}", shares.join(", ")),
+    let Placement { guests, load_percent, .. } = terms.placement;
+    let load = match terms.scheduler.has_load() {
+        false => "The guests have nothing else to do".to_owned(),
+        true => {
+            let shares = shares.join(", ");
+            format!("Each of {guests} wants {load_percent} % of a core; they got {shares}")
+        }
     };
     let link = link.map_or_else(String::new, |link| {
         format!(" ({:.2} ms round trip, {:.0} Mbit/s)", link.round_trip_ms, link.rate_mbit_s)
     });
-    let artefact = match terms.0 {
+    let artefact = match terms.scheduler {
         Scheduler::Rr30 => {
             "\nUnder TCG this case is no model of a KVM or Xen host: a vCPU that waits for QEMU's \
              lock\nloses the rest of its slice. strict30 keeps slices whole."
@@ -155,10 +162,10 @@ fn told(
 fn boot(
     options: &Options,
     kit: Kit<'_>,
-    (link, with_boost): (Link, bool),
+    (terms, with_boost): (Terms, bool),
     (run_dir, places): (&RunDir, Places<'_>),
 ) -> Result<World> {
-    let guests = &[(Vmm::Qemu(kit.accel), kit.image); GUESTS];
+    let guests = vec![(Vmm::Qemu(kit.accel), kit.image); terms.placement.guests];
     if with_boost {
         // With it nice has no effect between sessions, and the booster refuses.
         run_dir.write(Path::new("/proc/sys/kernel/sched_autogroup_enabled"), "0")?;
@@ -170,11 +177,11 @@ fn boot(
         attach: is_asked(&Net::Attached),
         boost: with_boost.then_some(&options.boost),
         rx_ring: options.rx_ring,
-        link: Some(link.shape()),
+        link: Some(terms.link.shape()),
         passt: kit.passt.map(|passt| (passt, &*nets)),
         ..Plan::default()
     };
-    World::start_as(guests, plan, places)
+    World::start_as(&guests, plan, places)
 }
 
 fn print_boost(

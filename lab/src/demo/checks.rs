@@ -8,6 +8,7 @@ use crate::experiment::Results;
 use crate::experiment::stats::{Ratio, round3};
 use crate::experiment::verdict::{Check, Wanted};
 use crate::link::Link;
+use crate::placement::Placement;
 use crate::sched::Scheduler;
 
 /// No path may be slower than this, as a share of the speed of the paths before it.
@@ -141,7 +142,17 @@ impl Measured<'_> {
         if tried > 0 {
             checks.push(self.share("share of transfers whose hash was right", right, tried));
         }
-        let Terms(scheduler, link) = self.terms;
+        if self.terms.placement == Placement::USUAL {
+            checks.extend(self.wanted());
+        }
+        checks.extend(self.kinds.iter().flat_map(|kind| self.not_slower(*kind)));
+        checks
+    }
+
+    /// The gains that some cases are to have.
+    fn wanted(self) -> Vec<Check> {
+        let mut checks = Vec::new();
+        let Terms { scheduler, link, .. } = self.terms;
         for &(bytes, time, wanted) in wanted_gains(scheduler, link) {
             checks.extend(self.gained(bytes, time, wanted));
         }
@@ -168,7 +179,6 @@ impl Measured<'_> {
             let of = |ratio| self.check(Check::of_median(what, ratio, Wanted::AtLeast(wanted)));
             checks.extend(ratio.map(of));
         }
-        checks.extend(self.kinds.iter().flat_map(|kind| self.not_slower(*kind)));
         checks
     }
 
@@ -206,7 +216,7 @@ impl Measured<'_> {
         for &path in paths.iter().filter(|path| path.is_nightporter()) {
             let is_compared = |over: NetPath| match direction {
                 Direction::Up => true,
-                Direction::Down => !over.is_flood() && self.terms.0 == Scheduler::Idle,
+                Direction::Down => !over.is_flood() && self.terms.scheduler == Scheduler::Idle,
             };
             for &over in paths.iter().filter(|over| **over < path && is_compared(**over)) {
                 let is_yardstick = !over.is_passt() && over != NetPath::TapBoost;

@@ -2,30 +2,34 @@
 
 use std::time::Duration;
 
+use serde::Serialize;
 use serde_json::json;
 
 use super::{Direction, NetPath};
 use crate::experiment::{Better, Cell, Measure, Values, measure};
 use crate::link::Link;
+use crate::placement::Placement;
 use crate::process::CpuUse;
 use crate::sched::Scheduler;
 use crate::transfer::Outcome;
 
 pub(super) const CONNECT: &str = "connect";
-pub(super) const ACKED: &str = "acked";
-pub(super) const DELIVERED: Measure = measure("delivered", "ms", Better::Less).with_spread();
+pub(crate) const ACKED: &str = "acked";
+pub(crate) const DELIVERED: Measure = measure("delivered", "ms", Better::Less).with_spread();
 /// 1, or 0: of all transfers that came through, those whose hash was right.
 pub(super) const WHOLE: &str = "arrived whole";
-pub(super) const ANSWER: &str = "answer to a request";
+pub(crate) const ANSWER: &str = "answer to a request";
 /// In a window of a second, against an equal share of the core.
 pub(super) const LOSS: &str = "loss of another guest";
 const READ: &str = "read by the guest";
+pub(crate) const VMM_CPU: &str = "CPU of its VMM";
+pub(crate) const BACK_END_CPU: &str = "CPU of the back-end";
 const COSTS: [&str; 5] = [
     "interrupts of the guest",
     "CPU of the guest's core",
     "turns on that core",
-    "CPU of its VMM",
-    "CPU of nightporterd",
+    VMM_CPU,
+    BACK_END_CPU,
 ];
 
 pub(super) const MEASURES: [Measure; 14] = [
@@ -58,8 +62,8 @@ pub(super) struct Cost {
     pub(super) vcpu: CpuUse,
     /// All other threads of the receiver's VMM.
     pub(super) vmm: Duration,
-    /// nightporterd.
-    pub(super) daemon: Duration,
+    /// The process that carries its frames, if there is one.
+    pub(super) back_end: Duration,
 }
 
 /// Of a transfer that began at this moment of the guests' cycle.
@@ -71,7 +75,7 @@ pub(super) fn values(phase: Duration, outcome: &Outcome, cost: &Cost) -> Values 
         ms(cost.vcpu.time),
         cost.vcpu.switches as f64,
         ms(cost.vmm),
-        ms(cost.daemon),
+        ms(cost.back_end),
     ];
     let rest = [f64::from(retransmits), f64::from(u8::from(hash_ok))];
     let numbers = times.into_iter().chain(costs).chain(rest);
@@ -82,18 +86,31 @@ pub(super) fn values(phase: Duration, outcome: &Outcome, cost: &Cost) -> Values 
     Values { of, detail: json!({ "phase_ms": ms(phase) }) }
 }
 
-/// A scheduler and a link.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Terms(pub(super) Scheduler, pub(super) Link);
+/// The world of a case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Terms {
+    /// How the guests share their core.
+    pub scheduler: Scheduler,
+    /// The link to the remote.
+    pub link: Link,
+    /// How many guests there are, and what runs where.
+    pub placement: Placement,
+}
 
 impl Terms {
+    /// Three guests that want all of their core.
+    #[must_use]
+    pub const fn usual(scheduler: Scheduler, link: Link) -> Self {
+        Self { scheduler, link, placement: Placement::USUAL }
+    }
+
     /// For people, and for the result's file.
     pub(super) fn name(self) -> String {
-        format!("{} over {}", self.0, self.1)
+        format!("{} over {}{}", self.scheduler, self.link, self.placement)
     }
 
     /// Transfers of one size in one direction.
-    pub(super) fn one_way(self, direction: Direction, bytes: usize) -> String {
+    pub(crate) fn one_way(self, direction: Direction, bytes: usize) -> String {
         format!("{}: {} {direction}", self.name(), size(bytes))
     }
 
@@ -103,7 +120,7 @@ impl Terms {
     }
 
     /// Requests of so many bytes.
-    pub(super) fn requests(self, bytes: usize) -> String {
+    pub(crate) fn requests(self, bytes: usize) -> String {
         format!("{}: requests of {}", self.name(), size(bytes))
     }
 }
@@ -114,7 +131,7 @@ pub(super) fn cell(case: String, path: NetPath) -> Cell {
 }
 
 /// A size for people.
-pub(super) fn size(bytes: usize) -> String {
+pub(crate) fn size(bytes: usize) -> String {
     match bytes {
         b if b >= 1_000_000 => format!("{} MB", b / 1_000_000),
         b => format!("{} KB", b / 1000),

@@ -59,7 +59,7 @@ impl Shown<'_> {
     fn lines(self) -> Vec<Line> {
         let Measured { terms, kinds, .. } = self.measured;
         let line = |&(direction, bytes): &(Direction, usize)| {
-            let others = paths(direction, terms.0).map(|path| match path {
+            let others = paths(direction, terms.scheduler).map(|path| match path {
                 None => Other::Same,
                 Some(path) => match self.measured.gain((direction, bytes), path, NetPath::Tap) {
                     Some(ratio) => Other::Measured(path, ratio),
@@ -97,15 +97,17 @@ impl Shown<'_> {
     }
 
     fn name(self) -> String {
-        let scheduler = match self.measured.terms.0 {
+        let scheduler = match self.measured.terms.scheduler {
             Scheduler::Strict30 => "Whole slices of 30 ms, as Xen and KVM under SCHED_RR give them",
             Scheduler::Eevdf => "The kernel's default scheduler",
             _ => "Guests that share a core",
         };
-        let link = match self.measured.terms.1 {
+        let link = match self.measured.terms.link {
             Link::Lan => "10 Gbit/s, 0.1 ms",
+            Link::Gigabit => "1 Gbit/s, 0.1 ms",
             Link::Metro => "1 Gbit/s, 10 ms",
             Link::Wan => "100 Mbit/s, 40 ms",
+            Link::Hundred => "100 Mbit/s, 0.1 ms",
         };
         format!("{scheduler}; {link}:")
     }

@@ -7,7 +7,7 @@ use nightporter_guest::data::splitmix64;
 
 use super::measures::{Cost, Terms, cell, values};
 use super::troubles::Trouble;
-use super::{Direction, Lab, NetPath, Options, RECEIVER, sizes};
+use super::{Direction, Lab, NetPath, Options, RECEIVER, net_of, sizes};
 use crate::download::both;
 use crate::experiment::{Cell, Results, shuffled};
 use crate::process::CpuUse;
@@ -241,7 +241,7 @@ impl Lab {
         let upload = (it.direction == Direction::Up).then(|| Upload::new(it.bytes, seed));
         self.select(it.path)?;
         let phase = self.cycle().mul_f64(part);
-        let before = self.costs()?;
+        let before = self.costs(it.path)?;
         self.wait_for(phase);
         let outcome = match &upload {
             Some(upload) => self.send(it.path, upload),
@@ -249,7 +249,7 @@ impl Lab {
         };
         match outcome {
             Ok(outcome) => {
-                let cost = self.cost_since(&before, &outcome)?;
+                let cost = self.cost_since(it.path, &before, &outcome)?;
                 record.results.note(&cell, round, values(phase, &outcome, &cost));
                 Ok(())
             }
@@ -275,12 +275,12 @@ impl Lab {
         }
         self.select(path)?;
         let phase = self.cycle().mul_f64(part);
-        let before = self.costs()?;
+        let before = self.costs(path)?;
         self.wait_for(phase);
         let (guest, limit) = (super::receiver(path), super::TRANSFER_LIMIT);
         match self.world.remote().enter(|| both(guest, BOTH_BYTES, seed, limit)) {
             Ok(outcome) => {
-                let cost = self.cost_since(&before, &outcome.up)?;
+                let cost = self.cost_since(path, &before, &outcome.up)?;
                 for (cell, outcome) in cells.iter().zip([&outcome.up, &outcome.down]) {
                     record.results.note(cell, round, values(phase, outcome, &cost));
                 }
@@ -309,19 +309,24 @@ impl Lab {
         Ok(())
     }
 
-    fn costs(&self) -> Result<[CpuUse; 3]> {
+    fn costs(&self, path: NetPath) -> Result<[CpuUse; 3]> {
         let (vcpu, vmm) = self.world.guests[usize::from(RECEIVER)].cpu_use()?;
-        let daemon = self.world.daemon.as_ref().map(|daemon| daemon.cpu_use()).transpose()?;
-        Ok([vcpu, vmm, daemon.unwrap_or_default()])
+        let back_end = self.world.back_end(net_of(path)).map(|pid| CpuUse::of_process(pid, &[]));
+        Ok([vcpu, vmm, back_end.transpose()?.unwrap_or_default()])
     }
 
-    fn cost_since(&mut self, before: &[CpuUse; 3], outcome: &Outcome) -> Result<Cost> {
-        let after = self.costs()?;
-        let [time, vmm, daemon] = [0, 1, 2].map(|i| after[i].time.saturating_sub(before[i].time));
+    fn cost_since(
+        &mut self,
+        path: NetPath,
+        before: &[CpuUse; 3],
+        outcome: &Outcome,
+    ) -> Result<Cost> {
+        let after = self.costs(path)?;
+        let [time, vmm, back_end] = [0, 1, 2].map(|i| after[i].time.saturating_sub(before[i].time));
         let interrupts = outcome.guest_interrupts.saturating_sub(self.interrupts);
         self.interrupts = self.interrupts.max(outcome.guest_interrupts);
         let switches = after[0].switches.saturating_sub(before[0].switches);
-        Ok(Cost { interrupts, vcpu: CpuUse { time, switches }, vmm, daemon })
+        Ok(Cost { interrupts, vcpu: CpuUse { time, switches }, vmm, back_end })
     }
 }
 

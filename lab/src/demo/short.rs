@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::page::{Shown, is_sound, page, summary};
-use super::{Direction, NetPath, Options};
+use super::{Direction, NetPath, Options, Terms};
 use crate::image::source_root;
 use crate::link::Link;
 use crate::sched::Scheduler;
@@ -28,7 +28,10 @@ impl Options {
     #[must_use]
     pub(super) fn short(self) -> Self {
         Self {
-            cases: vec![(Scheduler::Strict30, Link::Metro), (Scheduler::Eevdf, Link::Lan)],
+            cases: vec![
+                Terms::usual(Scheduler::Strict30, Link::Metro),
+                Terms::usual(Scheduler::Eevdf, Link::Lan),
+            ],
             directions: vec![Direction::Up, Direction::Down],
             paths: vec![NetPath::Tap, NetPath::AckOffload, NetPath::AckOffloadBoost],
             down_paths: vec![NetPath::Tap, NetPath::AckOffload, NetPath::FloodRouteBoost],
@@ -63,7 +66,7 @@ impl Options {
 
     /// How long it takes, about.
     pub(super) fn about(&self) -> Duration {
-        AROUND + self.cases.iter().map(|case| time_of(case.0)).sum::<Duration>()
+        AROUND + self.cases.iter().map(|case| time_of(case.scheduler)).sum::<Duration>()
     }
 }
 

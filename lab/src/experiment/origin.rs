@@ -19,6 +19,16 @@ pub(crate) struct Origin {
     built_at: u64,
 }
 
+impl std::fmt::Display for Origin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { host_kernel, cpu, cores, profile, .. } = self;
+        write!(
+            f,
+            "{cpu}, {cores} core(s) beside the guests', Linux {host_kernel}, profile {profile}"
+        )
+    }
+}
+
 impl Origin {
     /// Of this process.
     pub(super) fn here() -> Result<Self> {

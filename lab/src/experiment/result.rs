@@ -87,6 +87,41 @@ impl Results {
         Ok(it)
     }
 
+    /// The result of an experiment that is finished, if there is one.
+    ///
+    /// # Errors
+    /// It cannot be read, or is no result.
+    pub(crate) fn read(experiment: &Experiment) -> Result<Option<Self>> {
+        let path = experiment.path();
+        let text = match fs::read(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            text => text.with_context(|| format!("reading {}", path.display()))?,
+        };
+        let file = serde_json::from_slice(&text);
+        let file = file.with_context(|| format!("{} is no result: remove it", path.display()))?;
+        Ok(Some(Self { measures: experiment.measures, path, file }))
+    }
+
+    /// The experiment's name.
+    pub(crate) fn name(&self) -> &str {
+        &self.file.experiment
+    }
+
+    /// All that was asked for.
+    pub(crate) const fn settings(&self) -> &Value {
+        &self.file.settings
+    }
+
+    /// The machine and the program, for people.
+    pub(crate) fn origin_told(&self) -> String {
+        self.file.origin.to_string()
+    }
+
+    /// How many samples there are.
+    pub(crate) fn samples(&self) -> usize {
+        self.file.arms.iter().map(|arm| arm.samples.len()).sum()
+    }
+
     /// Without samples, of no machine.
     #[cfg(test)]
     pub(crate) fn of_nothing(measures: &'static [Measure]) -> Self {
@@ -194,6 +229,16 @@ impl Results {
     pub(crate) fn values(&self, case: &str, arm: &str, measure: &str) -> Vec<f64> {
         let samples = self.arms(case).find(|it| it.arm == arm).map_or(&[][..], |it| &it.samples);
         samples.iter().filter_map(|sample| sample.value(measure)).collect()
+    }
+
+    /// All else that was seen in the samples of an arm.
+    pub(crate) fn details<'a>(
+        &'a self,
+        case: &'a str,
+        arm: &'a str,
+    ) -> impl Iterator<Item = &'a Value> {
+        let of_arm = self.arms(case).filter(move |it| it.arm == arm);
+        of_arm.flat_map(|it| it.samples.iter().map(|sample| &sample.detail))
     }
 
     /// Of them.

@@ -75,16 +75,26 @@ impl Way {
         }
     }
 
-    /// Whether QEMU had to connect to the daemon of this log, as it should.
-    fn check(self, log: &str) -> Result<()> {
-        let (kept, anew) =
-            (log.contains("is still connected"), log.contains("a front-end connected"));
-        let is_right = match self {
-            Self::Crash => !kept && anew,
-            Self::Kept(_) => kept && !anew,
-        };
-        ensure!(is_right, "{self:?}: kept: {kept}, connected again: {anew}");
-        Ok(())
+    /// The daemon's log, once it says by which connection it has QEMU: by the one that it should.
+    ///
+    /// A transfer that was over when the daemon was killed does not wait for QEMU, so this does.
+    fn log_with_its_vmm(self, path: &Path) -> Result<String> {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let log = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+            let (kept, anew) =
+                (log.contains("is still connected"), log.contains("a front-end connected"));
+            if kept || anew {
+                let is_right = match self {
+                    Self::Crash => !kept,
+                    Self::Kept(_) => !anew,
+                };
+                ensure!(is_right, "{self:?}: kept: {kept}, connected again: {anew}");
+                return Ok(log);
+            }
+            ensure!(Instant::now() < deadline, "{self:?}: no QEMU after {LIMIT:?}");
+            thread::sleep(Duration::from_millis(5)); // polls a file
+        }
     }
 }
 
@@ -131,8 +141,7 @@ fn run(world: &mut World, kills: u64) -> Result<()> {
             }
             anyhow::Ok(())
         })?;
-        let log = fs::read_to_string(&log).with_context(|| log.display().to_string())?;
-        way.check(&log).with_context(what)?;
+        let log = way.log_with_its_vmm(&log).with_context(what)?;
         resumed += u32::from(log.contains("connections go on when their guests are back"));
     }
     ensure!(

@@ -196,7 +196,7 @@ fn transfer(ways: &[Way], seed: u64, ends: &Ends) -> Result<()> {
         let transfers = ways.iter().map(|way| {
             scope.spawn(move || match way {
                 Way::Up => Ok(Upload::new(TRANSFER, seed).send(guest, LIMIT)?.hash_ok),
-                Way::Down => fetch(guest, TRANSFER, seed, LIMIT).map(|()| true),
+                Way::Down => fetch(guest, TRANSFER, seed, LIMIT).map(|_| true),
             })
         });
         let transfers: Vec<_> = transfers.collect();

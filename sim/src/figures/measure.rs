@@ -251,6 +251,14 @@ struct Sequence {
     base: Option<u32>,
 }
 
+impl Sequence {
+    fn since(&self, from: Instant) -> Vec<(f64, f64)> {
+        let point =
+            |&(at, bytes): &(Instant, u32)| (seconds(at.since(from)), f64::from(bytes) / 1e6);
+        self.points.iter().map(point).collect()
+    }
+}
+
 impl Recorder for Sequence {
     fn frame(&mut self, tapped: &Tapped<'_>) {
         let Some((_, tcp)) = tapped.packet.and_then(|p| p.tcp()) else { return };
@@ -267,9 +275,15 @@ pub fn sequence(scene: &Scene, seed: u64) -> Vec<(f64, f64)> {
     let plan = scene.plan(seed);
     let mut seen = Sequence::default();
     let _ = world(&plan, false, Some(&mut seen)).run();
-    let from = plan.conns[0].opens_at;
-    let point = |&(at, bytes): &(Instant, u32)| (seconds(at.since(from)), f64::from(bytes) / 1e6);
-    seen.points.iter().map(point).collect()
+    seen.since(plan.conns[0].opens_at)
+}
+
+/// The same of the first connection of a plan.
+#[must_use]
+pub fn sequence_of(plan: &Plan) -> Vec<(f64, f64)> {
+    let mut seen = Sequence::default();
+    let _ = World::new(plan, false, Some(&mut seen)).run();
+    seen.since(plan.conns[0].opens_at)
 }
 
 /// As a number of seconds.

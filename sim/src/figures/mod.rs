@@ -2,11 +2,10 @@
 //! Throughput in Virtualized Environments via Acknowledgement Offload", SC 2010) in virtual time.
 //!
 //! The figures show the simulated world around the real core. [`scene`] describes the paper's
-//! testbed here, [`measure`] runs it, [`chart`] draws, [`table`] puts our numbers beside the
-//! paper's and states the assumptions. The result is the same everywhere, bit for bit: threads only
-//! divide runs among themselves.
+//! testbed here, [`measure`] runs it, `nightporter_plot` draws, [`table`] puts our numbers beside
+//! the paper's and states the assumptions. The result is the same everywhere, bit for bit: threads
+//! only divide runs among themselves.
 
-pub mod chart;
 pub mod measure;
 pub mod scene;
 pub mod table;
@@ -15,10 +14,10 @@ use std::path::Path;
 
 use anyhow::Context as _;
 
-use chart::{Chart, Curve, distribution};
 use measure::{
     Clock, Ping, Transfer, in_parallel, millis, pings, quantile, seconds, sequence, transfers,
 };
+use nightporter_plot::{self as plot, Chart, Curve, Marks, distribution};
 use scene::{Mode, Scene};
 
 /// The number of runs behind the medians.
@@ -247,19 +246,19 @@ pub fn draw(effort: &Effort, jobs: usize, out: &Path) -> anyhow::Result<String> 
     std::fs::create_dir_all(out).with_context(|| format!("make {}", out.display()))?;
     let results = run(effort, jobs);
     let large = (560, 380);
-    chart::write(&out.join("figure-1a.svg"), large, 1, &[figure_1a(&results)])?;
-    chart::write(&out.join("figure-1b.svg"), large, 1, &[figure_1b(&results)])?;
-    chart::write(&out.join("figure-2.svg"), large, 1, &[figure_2(&results)])?;
+    plot::write(&out.join("figure-1a.svg"), large, 1, &[figure_1a(&results)])?;
+    plot::write(&out.join("figure-1b.svg"), large, 1, &[figure_1b(&results)])?;
+    plot::write(&out.join("figure-2.svg"), large, 1, &[figure_2(&results)])?;
     let clocks = [Clock::Acked, Clock::Delivered, Clock::InGuest];
     let charts: Vec<Chart> = clocks.iter().map(|&c| figure_5(&results, c)).collect();
-    chart::write(&out.join("figure-5.svg"), (480, 360), 3, &charts)?;
+    plot::write(&out.join("figure-5.svg"), (480, 360), 3, &charts)?;
     for clock in [Clock::Acked, Clock::Delivered] {
         let charts: Vec<Chart> = results.panels.iter().map(|p| figure_6(p, clock)).collect();
         let name = format!("figure-6-{}.svg", clock.name());
-        chart::write(&out.join(name), (420, 300), 3, &charts)?;
+        plot::write(&out.join(name), (420, 300), 3, &charts)?;
     }
     let charts: Vec<Chart> = results.sweeps.iter().flat_map(sweep).collect();
-    chart::write(&out.join("figure-sweep.svg"), (420, 300), 3, &charts)?;
+    plot::write(&out.join("figure-sweep.svg"), (420, 300), 3, &charts)?;
     let table = table::markdown(effort, &results);
     let path = out.join("figures.md");
     std::fs::write(&path, &table).with_context(|| format!("write {}", path.display()))?;
@@ -274,7 +273,7 @@ fn figure_1a(results: &Results) -> Chart {
     let curve = |name: &str, of: &dyn Fn(&[f64]) -> f64| {
         let point = |(vms, pings): &(u16, Vec<Ping>)| (f64::from(*vms), of(&round_trips(pings)));
         let points = results.pings.iter().map(point).collect();
-        Curve { name: name.to_owned(), points, dots: true }
+        Curve { name: name.to_owned(), points, marks: Marks::LineAndDots }
     };
     Chart {
         title: "1(a) Round trip of a ping to a VM at 60 % load".to_owned(),
@@ -326,7 +325,7 @@ fn figure_2(results: &Results) -> Chart {
     let curve = |trace: &Trace| Curve {
         name: trace.name.to_owned(),
         points: trace.points.clone(),
-        dots: false,
+        marks: Marks::Line,
     };
     Chart {
         title: "2 Sequence numbers of 1 MB, 3 VMs at 60 % load".to_owned(),
@@ -365,8 +364,11 @@ fn figure_6(panel: &Panel, clock: Clock) -> Chart {
         let sizes = panel.cells.iter().enumerate();
         sizes.map(|(at, (bytes, _))| (*bytes as f64 / 1e6, relative(at, mode))).collect()
     };
-    let curve =
-        |mode: Mode| Curve { name: mode.name().to_owned(), points: points(mode), dots: true };
+    let curve = |mode: Mode| Curve {
+        name: mode.name().to_owned(),
+        points: points(mode),
+        marks: Marks::LineAndDots,
+    };
     let curves: Vec<Curve> = Mode::ALL.into_iter().map(curve).collect();
     let most = curves.iter().flat_map(|c| &c.points).map(|p| p.1).fold(1.0, f64::max);
     Chart {
@@ -386,7 +388,7 @@ fn sweep(panel: &Panel) -> [Chart; 3] {
     let at_sizes = |name: &str, of: &dyn Fn(usize) -> f64| {
         let sizes = panel.cells.iter().enumerate();
         let points = sizes.map(|(at, (bytes, _))| (*bytes as f64 / 1e6, of(at))).collect();
-        Curve { name: name.to_owned(), points, dots: true }
+        Curve { name: name.to_owned(), points, marks: Marks::LineAndDots }
     };
     let chart = |title: &str, y_label: &str, most: f64, curves: Vec<Curve>| Chart {
         title: format!("{title}, {}", panel.name),

@@ -161,6 +161,7 @@ impl Scene {
             ack_offload: self.mode == Mode::Offload,
             congestion_offload: false,
             new_reno: false,
+            accepts: crate::plan::Accepts::No,
             frame_ns: GUEST_FRAME_NS,
             forwards: None,
             stack: stack(),

@@ -43,7 +43,7 @@ const SUBJECTS: &[Subject] = &[
     Subject {
         folder: "core",
         package: "nightporter-core",
-        members: &["core", "check", "testkit", "sim"],
+        members: &["core", "check", "plot", "testkit", "sim"],
         read: &["docs"],
         tests: &["scenarios", "two_party", "rules", LIB],
         has_seeds: true,

@@ -35,6 +35,8 @@ pub(super) struct Moments {
     pub(super) killed: BTreeSet<usize>,
     /// No SYN came as far as the host; or one did, went on to the other side, and found no answer.
     pub(super) unanswered: BTreeSet<usize>,
+    /// The host had accepted them, and G did not answer or was never asked (ACC-09).
+    pub(super) given_up: BTreeSet<usize>,
     /// The arena was lost.
     pub(super) arena_lost: bool,
 }
@@ -207,6 +209,7 @@ impl Plan {
             (moments.killed.contains(&conn), "a middlebox's reset"),
             (moments.betrayed.contains(&conn), "a promise lost in a crash"),
             (moments.unanswered.contains(&conn), "no answer"),
+            (moments.given_up.contains(&conn), "accepted by the host alone"),
         ];
         if let Some((_, why)) = sets.iter().find(|(is_so, _)| *is_so) {
             return Some(why);
@@ -437,6 +440,18 @@ impl Plan {
         self.faults.iter().filter(covers).map(|f| f.at + f.lasts).max().unwrap_or(until)
     }
 
+    /// Frames for the machine are broken at some time. Of another connection's frame, from before
+    /// or after, the port may be what is broken (seed 71 with accept offload).
+    fn corrupts_for(&self, machine: Machine) -> bool {
+        self.faults.iter().any(|f| match f.kind {
+            FaultKind::Corrupt { remote, to_host, .. } => {
+                to_host == matches!(machine, Machine::Guest(_))
+                    || machine == Machine::Remote(remote)
+            }
+            _ => false,
+        })
+    }
+
     /// Which complaints of `machine` about the connection count: it was there for `span`.
     pub(super) fn judges(
         &self,
@@ -480,18 +495,19 @@ impl Plan {
             || self.faults.iter().filter(met).any(answers_past)
         {
             Judged::NotWindow
-        } else if any(|kind| {
-            matches!(
-                kind,
-                FaultKind::Corrupt { .. }
-                    | FaultKind::Reorder { .. }
+        } else if self.corrupts_for(machine)
+            || any(|kind| {
+                matches!(
+                    kind,
+                    FaultKind::Reorder { .. }
                     | FaultKind::Forge { .. }
                     | FaultKind::OneWay { .. } // its frames overtake each other
                     // So do copies that come two ticks later, of what the guest itself dropped
                     // (seed 6583): an old clock on something new (`PAWS_TICKS`).
                     | FaultKind::Duplicate { delay_us: 1_001.., .. }
-            )
-        }) {
+                )
+            })
+        {
             Judged::NotNetwork
         } else {
             Judged::All

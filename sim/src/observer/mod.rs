@@ -147,6 +147,7 @@ impl Observer {
         let earlier = flows().flat_map(|h| h.earlier.iter().copied());
         let answered: BTreeSet<usize> = flows().filter_map(answered).chain(earlier).collect();
         moments.unanswered = (0..plan.conns.len()).filter(|c| !answered.contains(c)).collect();
+        moments.given_up = flows().filter(|h| h.was_given_up).filter_map(|h| h.conn).collect();
         ends::liveness(plan, ended, ends, moments, excuses).map_err(|(conn, what)| {
             let flow = flows().find(|h| h.conn == Some(conn)).map(|h| h.name);
             Violation { rule: Rule::Liveness, what, flow }
@@ -171,6 +172,8 @@ pub fn of_machines(plan: &Plan, ended: bool, ends: &[EndReport]) -> Result<(), V
 fn betrayed(h: &History) -> Option<usize> {
     // Bytes that were stored and not yet acknowledged are in the record, too.
     let stored = h.end(Side::R).end > h.end(Side::G).acked;
-    let betrayed = h.opaque || h.promised().is_some() || h.was_on && h.state.is_some() && stored;
+    let is_bound = h.is_of_host && h.state.is_some(); // both its ends are reset
+    let stored = h.was_on && h.state.is_some() && stored;
+    let betrayed = h.opaque || h.promised().is_some() || stored || is_bound;
     h.conn.filter(|_| betrayed)
 }

@@ -4,14 +4,17 @@ use std::collections::VecDeque;
 
 use nightporter_core::congestion::Algorithm;
 use nightporter_core::engine::{Engine, EngineConfig};
+use nightporter_core::limits::T_OPENING;
 use nightporter_core::port::Local;
 use nightporter_core::port::{GuestConfig, PortConfig, PortFeatures, PortId, Vlans};
 use nightporter_core::store::arena::Arena;
+use nightporter_core::tcp::accept::AcceptConfig;
+use nightporter_core::tcp::accept::learned::AcceptFrom;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::turn::{Turn, TurnConfig};
 
 use super::{Engines, Member, Stop, World, WorldEvent, merge};
-use crate::plan::{Fault, FaultKind, Machine, Offloads, Plan};
+use crate::plan::{Accepts, Fault, FaultKind, Machine, Offloads, Plan};
 use crate::stack::address::machine_of;
 use nightporter_check::frame::Frame;
 use nightporter_check::observer::HostView;
@@ -122,6 +125,18 @@ impl Host {
         let config = if plan.host.wire { config.on_wire(WIRE) } else { config };
         let turn = self.turn.as_mut().expect("of a daemon that runs");
         let port = turn.add_port(now, engine, config).expect("budgets fit the arena");
+        let from = match guest.accepts {
+            Accepts::No => None,
+            Accepts::BySource => Some(AcceptFrom::Itself),
+            Accepts::ForAny => Some(AcceptFrom::Any),
+        };
+        if let Some(from) = from {
+            // The first daemon is there before anybody has sent a SYN.
+            let begins_at = if now == Instant::ZERO { now } else { now + T_OPENING };
+            let config = AcceptConfig { ports: vec![1..=u16::MAX], from, begins_at };
+            let keys = [1, 2, 3, 4, 5, 6].map(|n| plan.seed ^ n);
+            engine.set_accept_offload(port, Some((config, keys)));
+        }
         if plan.host.wire {
             turn.set_features(now, engine, port, Some(PortFeatures::ALL)); // as a tap
         }

@@ -48,6 +48,7 @@ pub(crate) fn small() -> Plan {
             ack_offload: true,
             congestion_offload: false,
             new_reno: false,
+            accepts: crate::plan::Accepts::No,
             frame_ns: 2_000,
             forwards: None,
             stack: stack.clone(),

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::process::Command;
 use std::time::Duration;
 
-use nightporter_attach::{AttachError, Request, Way, attach};
+use nightporter_attach::{AttachError, Hooks, Request, Way, attach};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
@@ -131,6 +131,35 @@ fn a_refusal_takes_no_filter_of_others_away() {
 }
 
 #[test]
+fn a_tap_is_one_daemons_and_what_a_dead_one_has_left_goes() {
+    for way in WAYS {
+        World::run(ALL, LIMIT, move |mut world| {
+            world.attach(way).unwrap();
+            let hooks = Hooks::by(way).unwrap();
+            let request = Request { index: world.index(), slot: SLOT + 1, mark: 3 };
+            let attach_again = |world: &World| attach(&hooks, &world.area, &request);
+            let refused = attach_again(&world).unwrap_err();
+            assert!(matches!(refused, AttachError::Claimed(_)), "{refused}");
+            hooks.take_left(world.index()).unwrap(); // it is in use
+            world.send(SIDES[0], &numbered(1));
+            world.receive(SIDES[1], PATIENCE, true).expect("by the daemon");
+            // It is killed: the kernel closes all that it had, and takes nothing else away.
+            drop(world.daemon.take());
+            drop(attach_again(&world).unwrap());
+            hooks.take_left(world.index()).unwrap();
+            for hook in ["ingress", "egress"] {
+                let arguments = ["filter", "show", "dev", "vm0", hook];
+                let output = Command::new("tc").args(arguments).output().unwrap();
+                assert!(output.status.success() && output.stdout.is_empty(), "{output:?}");
+            }
+            world.send(SIDES[0], &numbered(2));
+            let frame = world.receive(SIDES[1], PATIENCE, false).expect("a plain wire");
+            assert_eq!(number_of(&frame), Some(2));
+        });
+    }
+}
+
+#[test]
 fn a_tap_that_has_gone_is_not_attached_and_one_of_its_name_is_plain() {
     World::run(ALL, LIMIT, |mut world| {
         let index = world.index();
@@ -140,9 +169,10 @@ fn a_tap_that_has_gone_is_not_attached_and_one_of_its_name_is_plain() {
             world.send(side, &numbered(1));
             world.receive(side.other(), PATIENCE, false).unwrap();
         }
+        drop(world.daemon.take());
         for way in WAYS {
-            let request = Request { index, slot: SLOT, mark: 1, way };
-            let refused = attach(&world.area, &request).unwrap_err();
+            let request = Request { index, slot: SLOT, mark: 1 };
+            let refused = attach(&Hooks::by(way).unwrap(), &world.area, &request).unwrap_err();
             assert!(matches!(refused, AttachError::NoInterface), "{way:?}: {refused}");
         }
         world.attach(Way::Tcx).unwrap();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use nightporter_attach::area::{Area, View};
 use nightporter_attach::tap::Tap;
-use nightporter_attach::{AttachError, Attached, Held, Request, Way, attach};
+use nightporter_attach::{AttachError, Attached, Held, Hooks, Request, Way, attach};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, unshare};
 
@@ -62,6 +62,7 @@ pub(crate) struct World {
 /// A daemon's part of an attached tap.
 pub(crate) struct Daemon {
     pub(crate) held: Held,
+    _claim: OwnedFd,
     from_vm: OwnedFd,
     to_net: OwnedFd,
 }
@@ -115,10 +116,11 @@ impl World {
     /// # Errors
     /// As of `attach`.
     pub(crate) fn attach(&mut self, way: Way) -> Result<(), AttachError> {
-        let request = Request { index: self.index(), slot: SLOT, mark: 0x7b5c_91e3, way };
-        let Attached { from_vm, to_net, held } = attach(&self.area, &request)?;
+        let request = Request { index: self.index(), slot: SLOT, mark: 0x7b5c_91e3 };
+        let attached = attach(&Hooks::by(way)?, &self.area, &request)?;
+        let Attached { from_vm, to_net, held, claim } = attached;
         let (from_vm, to_net) = (from_vm.into_fd(), to_net.into_fd());
-        self.daemon = Some(Daemon { held, from_vm, to_net });
+        self.daemon = Some(Daemon { held, from_vm, to_net, _claim: claim });
         Ok(())
     }
 

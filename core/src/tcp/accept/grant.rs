@@ -6,6 +6,7 @@ use crate::tcp::options::SynInfo;
 use crate::time::Instant;
 use crate::wire::emit::TcpEmit;
 use crate::wire::packet::{Ip, Seq, Tcp, TcpFlags, Timestamps};
+use crate::wire::saved::saved;
 use crate::wire::syn::SynEmit;
 use crate::wire::translate::Translation;
 
@@ -23,7 +24,27 @@ pub struct Lower {
     flow_label: u32,
 }
 
+saved!(Lower { ttl, tos, flow_label });
+
 impl Lower {
+    /// TTL or hop limit.
+    #[must_use]
+    pub const fn ttl(&self) -> u8 {
+        self.ttl
+    }
+
+    /// DSCP, and no ECN.
+    #[must_use]
+    pub const fn tos(&self) -> u8 {
+        self.tos
+    }
+
+    /// IPv6 flow label, 20 bits.
+    #[must_use]
+    pub const fn flow_label(&self) -> u32 {
+        self.flow_label
+    }
+
     /// Of the frame that `ip` was read from. A segment that opens is not ECN-capable (RFC 3168
     /// section 6.1.1).
     #[must_use]
@@ -57,6 +78,8 @@ pub struct Grant {
     window_shown: u16,
     lower_shown: Lower,
 }
+
+saved!(Grant { of_net, window_of_net, lower_of_net, has_mss, shown, window_shown, lower_shown });
 
 /// The connection as G has accepted it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -178,6 +201,12 @@ impl Grant {
         &self.shown
     }
 
+    /// The IP header of H's SYN-ACK, which is that of G's frames.
+    #[must_use]
+    pub const fn lower_shown(&self) -> Lower {
+        self.lower_shown
+    }
+
     /// Every segment that is no RST has timestamps.
     #[must_use]
     pub const fn has_timestamps(&self) -> bool {
@@ -291,4 +320,4 @@ fn flags_of(bits: u8) -> TcpFlags {
 }
 
 #[cfg(test)]
-pub(super) mod tests;
+pub(in crate::tcp) mod tests;

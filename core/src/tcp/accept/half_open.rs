@@ -12,6 +12,8 @@ use crate::limits::{
 };
 use crate::store::record::L2Header;
 use crate::tcp::accept::grant::Grant;
+use crate::tcp::accept::learned::Server;
+use crate::tcp::accept::server;
 use crate::time::Instant;
 use crate::wire::packet::{Seq, Tcp};
 
@@ -40,7 +42,7 @@ struct Waiting {
 /// The meaning of a segment of R for a SYN that H has answered.
 #[derive(Clone, Copy, Debug)]
 pub enum Reply {
-    /// It completes the handshake: the entry is a flow from here on.
+    /// It completes the handshake. The entry goes once there is a flow ([`HalfOpen::forget`]).
     Completes(Entry),
     /// It is the same SYN again: so is the answer.
     Again(Entry),
@@ -81,6 +83,12 @@ impl HalfOpen {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
+    }
+
+    /// So many of a server.
+    pub(crate) fn of_server(&self, of: Server) -> u32 {
+        let of_it = self.waiting.iter().filter(|waiting| server(&waiting.entry.key) == of);
+        u32::try_from(of_it.count()).unwrap_or(u32::MAX)
     }
 
     /// When [`Self::poll_due`] has something next.
@@ -129,7 +137,6 @@ impl HalfOpen {
             return Reply::Resets;
         }
         if completes(&entry.grant, tcp) {
-            self.remove(at);
             return Reply::Completes(entry);
         }
         // G answers an ACK of something else by an RST with its number.
@@ -139,7 +146,8 @@ impl HalfOpen {
         Reply::Nothing
     }
 
-    /// G sends a SYN of that name: nothing is owed to R (ACC-11). Or R's SYN is another one.
+    /// It is a flow now. Or G sends a SYN of that name: nothing is owed to R (ACC-11). Or R's SYN
+    /// is another one.
     pub fn forget(&mut self, key: &FlowKey) {
         if let Some(at) = self.find(key) {
             self.remove(at);
@@ -186,7 +194,8 @@ fn completes(grant: &Grant, tcp: &Tcp) -> bool {
     let fits = (0..window.max(1)).contains(&tcp.seq.after(first));
     let clock = grant.has_timestamps().then_some(shown.tsval);
     let echoes = tcp.options.timestamps.map(|ts| ts.tsecr) == clock;
-    let is_current = |tsval: u32| Seq(tsval).ge(Seq(grant.of_net().tsval));
+    let of_syn = grant.of_net().tsval; // 0 says nothing of R's clock (INV-08)
+    let is_current = |tsval: u32| of_syn == 0 || Seq(tsval).ge(Seq(of_syn));
     let current = tcp.options.timestamps.is_none_or(|ts| is_current(ts.tsval));
     let plain = tcp.flags.ack() && !tcp.flags.syn();
     plain && tcp.ack == shown.isn + 1 && fits && echoes && current

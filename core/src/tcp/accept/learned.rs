@@ -141,8 +141,9 @@ pub struct Learned {
 }
 
 impl Learned {
-    /// Whether H may answer a SYN of `source`, which came from the MAC `next_hop`. The caller has
-    /// looked at the rest of ACC-01.
+    /// Whether H may answer a SYN of `source`, which came from the MAC `next_hop`. `half_open` of
+    /// the server's connections may be accepted before. The caller has looked at the rest of
+    /// ACC-01.
     ///
     /// # Errors
     /// [`NotAnswered`].
@@ -153,13 +154,14 @@ impl Learned {
         source: IpAddr16,
         next_hop: Mac,
         from: &AcceptFrom,
+        half_open: u32,
     ) -> Result<Answer, NotAnswered> {
         let port = self.ports.iter().find(|port| port.server == server);
         let port = port.ok_or(NotAnswered::Unknown)?;
         if port.is_silent {
             return Err(NotAnswered::Silent);
         }
-        if port.waiting >= port.waiting_max(now) {
+        if port.waiting + half_open >= port.waiting_max(now) {
             return Err(NotAnswered::Waiting);
         }
         let l2 = self.header(now, server, source, next_hop, from)?;
@@ -167,6 +169,13 @@ impl Learned {
             return Err(NotAnswered::Condemned);
         }
         Ok(Answer { offered: port.offered, l2 })
+    }
+
+    /// One connection more may wait for G's handshake at the server (ACC-10).
+    #[must_use]
+    pub fn has_place(&self, now: Instant, server: Server) -> bool {
+        let mut ports = self.ports.iter();
+        ports.any(|port| port.server == server && port.waiting < port.waiting_max(now))
     }
 
     /// G sends a SYN-ACK, to whomever.

@@ -11,6 +11,7 @@ use crate::tcp::accept::grant::{Grant, Settled, Unfit};
 use crate::tcp::options::SynInfo;
 use crate::time::Instant;
 use crate::wire::packet::{IpVersion, Seq, Tcp, TcpFlags};
+use crate::wire::saved::saved;
 
 /// A connection that R believes open, and of which G does not know yet.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +27,11 @@ pub struct Opening {
     repeat_at: Instant,
     /// R has reset the connection meanwhile.
     is_abandoned: bool,
+    /// G is first sent an RST with this number ([`Word::Another`]).
+    reset: Option<Seq>,
 }
+
+saved!(Opening { grant, began as Wall, runs, repeats, repeat_at as Wall, is_abandoned, reset });
 
 /// A step that H has to take.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -67,13 +72,29 @@ impl Opening {
     #[must_use]
     pub const fn new(grant: Grant) -> Self {
         let (began, runs, repeats, repeat_at) = (None, 0, 0, Instant::MAX);
-        Self { grant, began, runs, repeats, repeat_at, is_abandoned: false }
+        Self { grant, began, runs, repeats, repeat_at, is_abandoned: false, reset: None }
     }
 
     /// The grant, of which the SYN is made.
     #[must_use]
     pub const fn grant(&self) -> &Grant {
         &self.grant
+    }
+
+    /// R has reset the connection, and G may yet accept it.
+    #[must_use]
+    pub const fn is_abandoned(&self) -> bool {
+        self.is_abandoned
+    }
+
+    /// G remembers another connection, and is sent an RST with this number first.
+    pub const fn reset_first(&mut self, seq: Seq) {
+        self.reset = Some(seq);
+    }
+
+    /// The number of that RST, which is sent now.
+    pub const fn take_reset(&mut self) -> Option<Seq> {
+        self.reset.take()
     }
 
     /// When [`Self::on_time`] has something to do next.

@@ -48,7 +48,7 @@ impl Receiver {
             let pages = FlowStore::pages_for(bytes + t.rounding_slack());
             let less = u64::from(self.reserved_pages).saturating_sub(pages);
             vm.unreserve(less);
-            self.reserved_pages -= u32::try_from(less).unwrap_or(0);
+            self.reserved_pages -= u16::try_from(less).unwrap_or(0);
             self.buffer_bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         }
         self.lent = bytes > kept;

@@ -5,7 +5,7 @@ use crate::wire::saved::{BadImage, Reader, Saved, Writer};
 
 /// Unusual states of a receiver, one bit each, so that one look sees whether there is any.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Odd(u8);
+pub(super) struct Odd(u16);
 
 impl Saved for Odd {
     fn saved(&self, image: &mut Writer) {
@@ -13,33 +13,37 @@ impl Saved for Odd {
     }
 
     fn of_saved(image: &mut Reader<'_>) -> Result<Self, BadImage> {
-        u8::of_saved(image).map(Self)
+        u16::of_saved(image).map(Self)
     }
 }
 
 impl Odd {
     /// R's keepalive or SYN was passed to G; its answer triggers H's ACK (SNOOP-17, SNOOP-36).
-    pub(super) const ANSWER_AWAITED: u8 = 1;
+    pub(super) const ANSWER_AWAITED: u16 = 1;
     /// A valid RST of R waits behind the store (SNOOP-15).
-    pub(super) const RESET_WAITS: u8 = 2;
+    pub(super) const RESET_WAITS: u16 = 2;
     /// R's bytes are acknowledged late (LIFE-12).
-    pub(super) const LATE: u8 = 4;
+    pub(super) const LATE: u16 = 4;
     /// G's driver has begun anew, and G may not know the connection any more (LIFE-04b).
-    pub(super) const DOUBTED: u8 = 8;
+    pub(super) const DOUBTED: u16 = 8;
     /// The buffer has room for more bytes than may be acknowledged early (FWD-02).
-    pub(super) const WIDE: u8 = 16;
+    pub(super) const WIDE: u16 = 16;
     /// It goes on after a kill, and the last ACK to R has perhaps not left (LIFE-09).
-    pub(super) const ANEW: u8 = 32;
+    pub(super) const ANEW: u16 = 32;
     /// Frames have passed the daemon by, and G is asked what it has (LIFE-17).
-    pub(super) const ASKING: u8 = 64;
+    pub(super) const ASKING: u16 = 64;
     /// The clock that G's answer echoes has to prove that it is about the same numbers.
-    pub(super) const BY_CLOCK: u8 = 128;
+    pub(super) const BY_CLOCK: u16 = 128;
+    /// H has answered R's SYN, so G's numbers are others than R's (ACC-04).
+    pub(super) const TRANSLATED: u16 = 256;
+    /// G has yet to accept the connection, so R gets no more room (ACC-10).
+    pub(super) const OPENING: u16 = 512;
 
-    pub(super) const fn has(self, any: u8) -> bool {
+    pub(super) const fn has(self, any: u16) -> bool {
         self.0 & any != 0
     }
 
-    pub(super) fn set(&mut self, bit: u8, on: bool) {
+    pub(super) fn set(&mut self, bit: u16, on: bool) {
         self.0 = if on { self.0 | bit } else { self.0 & !bit };
     }
 }
@@ -49,6 +53,33 @@ impl Receiver {
     #[inline]
     pub(crate) const fn is_late(&self) -> bool {
         self.odd.has(Odd::LATE)
+    }
+
+    /// It has no place for bytes of R.
+    #[inline]
+    pub(crate) const fn is_parked(&self) -> bool {
+        self.reserved_pages == 0
+    }
+
+    /// H has answered R's SYN: G's numbers are others than R's, for life (ACC-04).
+    #[inline]
+    pub(crate) const fn is_translated(&self) -> bool {
+        self.odd.has(Odd::TRANSLATED)
+    }
+
+    /// H has answered R's SYN, and G has yet to accept the connection.
+    pub(crate) fn begin_opening(&mut self) {
+        self.odd.set(Odd::TRANSLATED | Odd::OPENING, true);
+    }
+
+    /// G has accepted it.
+    pub(crate) fn end_opening(&mut self) {
+        self.odd.set(Odd::OPENING, false);
+    }
+
+    /// It was such a one when its predecessor ended.
+    pub(crate) fn set_translated(&mut self) {
+        self.odd.set(Odd::TRANSLATED, true);
     }
 
     /// G may not know the connection any more (LIFE-04b).

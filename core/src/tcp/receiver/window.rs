@@ -75,10 +75,10 @@ impl Receiver {
         if !t.on || self.makes_no_promise() {
             // LIFE-12: late, R is shown the edge of G, as far as it is reserved.
             let late = t.on && !self.reset_waits();
-            let follows = late && (t.guest_edge <= own || self.record.is_none());
+            let follows = late && (t.guest_edge <= own || self.is_parked());
             return if follows { self.edge.max(t.guest_edge) } else { self.moved(t, own, late) };
         }
-        if self.record.is_none() {
+        if self.is_parked() {
             return self.edge.max(t.guest_edge); // what passes to G, G itself has room for
         }
         self.moved(t, own, true)
@@ -104,7 +104,7 @@ impl Receiver {
         let left = self.edge.saturating_sub(self.next);
         let gain_max = (t.guest_una + u64::from(self.buffer_bytes)).saturating_sub(self.edge);
         let enough = left >= t.rounding_slack().max(u64::from(self.buffer_bytes) / 2);
-        if enough && gain_max < left && self.record.is_some() {
+        if enough && gain_max < left && !self.is_parked() {
             return false; // nearly always
         }
         let field = self.field_for(t, self.edge_wanted(t));

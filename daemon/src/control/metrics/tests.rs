@@ -91,7 +91,15 @@ fn page(text: &str) -> String {
          A dashboard for Grafana and alert rules for Prometheus are in `packaging/grafana` and \
          `packaging/prometheus`; the\n\
          package has them in `/usr/share/doc/nightporter`.\n\n\
-         | Metric | Type | Labels | Meaning |\n|---|---|---|---|\n",
+         ## Prometheus\n\n```yaml\n",
+    );
+    page += include_str!("../../../../packaging/prometheus/prometheus.yml");
+    page.push_str(
+        "```\n\n\
+         After a minute `nightporter_ack_saved_seconds_count` counts the ACKs of each VM that the \
+         host was ahead of, and this is\nthe time in the median, in seconds:\n\n\
+         ```\nhistogram_quantile(0.5, rate(nightporter_ack_saved_seconds_bucket[5m]))\n```\n\n\
+         ## All of them\n\n| Metric | Type | Labels | Meaning |\n|---|---|---|---|\n",
     );
     for (help, kind) in text.lines().zip(text.lines().skip(1)) {
         let Some((name, help)) = help.strip_prefix("# HELP ").and_then(|it| it.split_once(' '))
@@ -100,7 +108,7 @@ fn page(text: &str) -> String {
         };
         let kind = kind.rsplit(' ').next().unwrap();
         let labels = labels(text, name).into_iter().map(|(label, values)| match values.len() {
-            1..=8 => format!("{label} ({})", values.join(", ")),
+            1..=9 => format!("{label} ({})", values.join(", ")),
             _ => label,
         });
         let labels = labels.collect::<Vec<_>>().join("; ");
@@ -209,6 +217,7 @@ fn promtool_finds_nothing_wrong_with_the_metrics() {
 #[test]
 #[ignore = "needs promtool (package prometheus)"]
 fn promtool_finds_nothing_wrong_with_the_alerts_and_they_fire() {
+    promtool(&["check", "config", "prometheus.yml"], "");
     promtool(&["check", "rules", "--lint-fatal", "nightporter.rules.yml"], "");
     promtool(&["test", "rules", "nightporter.test.yml"], "");
 }

@@ -2,4 +2,5 @@
 
 mod flooding;
 mod np_flood;
+mod watching;
 mod world;

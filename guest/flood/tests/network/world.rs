@@ -188,7 +188,8 @@ impl World {
         watch
     }
 
-    fn command(&self, arguments: &str) -> Command {
+    /// The same, not started.
+    pub(crate) fn command(&self, arguments: &str) -> Command {
         let mut command = Command::new(TOOL);
         command.args(arguments.split(' ')).env("RUNTIME_DIRECTORY", &self.dir);
         command

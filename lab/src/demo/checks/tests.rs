@@ -50,8 +50,8 @@ fn kept(terms: Terms, transfers: &[(Direction, NetPath, usize, (u64, u64))]) -> 
     measured(terms, transfers, |it| it.checks().iter().map(|check| check.verdict).collect())
 }
 
-const EEVDF: Terms = Terms(Scheduler::Eevdf, Link::Lan);
-const RR30: Terms = Terms(Scheduler::Rr30, Link::Lan);
+const EEVDF: Terms = Terms::usual(Scheduler::Eevdf, Link::Lan);
+const RR30: Terms = Terms::usual(Scheduler::Rr30, Link::Lan);
 
 #[test]
 fn a_gain_of_fourteen_is_not_fifteen() {
@@ -73,7 +73,7 @@ fn each_small_download_gains_and_the_best_of_them_more() {
     transfers.truncate(2);
     transfers[0].3 = (130, 130);
     assert_eq!(kept(RR30, &transfers), [Kept, Kept, Kept]);
-    assert_eq!(kept(Terms(Scheduler::Quota30, Link::Lan), &transfers), [Kept]);
+    assert_eq!(kept(Terms::usual(Scheduler::Quota30, Link::Lan), &transfers), [Kept]);
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn the_remotes_findings_break_a_promise_and_a_guests_timeout_does_if_tap_has_few
 fn a_path_is_slower_if_its_whole_interval_is_and_not_if_none_of_it_is() {
     // Of thirty so many are faster.
     let verdict = |faster| {
-        let (terms, kinds) = (Terms(Scheduler::Idle, Link::Lan), [(UP, 1_000_000)]);
+        let (terms, kinds) = (Terms::usual(Scheduler::Idle, Link::Lan), [(UP, 1_000_000)]);
         let (mut results, case) = (results(), terms.one_way(UP, 1_000_000));
         note(&mut results, case.clone(), NetPath::Tap, (9, 10), true);
         for round in 0..30 {

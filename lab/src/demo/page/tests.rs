@@ -16,7 +16,7 @@ fn with_case<T>(
     is_whole: bool,
     look: impl FnOnce(Shown<'_>) -> T,
 ) -> T {
-    let (mut results, terms) = (results(), Terms(scheduler, Link::Metro));
+    let (mut results, terms) = (results(), Terms::usual(scheduler, Link::Metro));
     for &(direction, bytes) in &KINDS {
         let others = paths(direction, scheduler).into_iter().flatten();
         for path in [NetPath::Tap].into_iter().chain(others) {

@@ -177,6 +177,9 @@ impl Conn {
         }
         if s.end > s.seq {
             self.compare(shared, s);
+            let sent = s.timestamps.filter(|_| self.agreed.timestamps).map(|ts| ts.tsecr);
+            let sent_ms = sent.map(|tsecr| self.sent_ms(now, tsecr));
+            self.recv.tune(now, sent_ms);
             self.recv.measure(s.segment.try_into().unwrap_or(0), s.flags.psh() || s.flags.fin());
             self.recv.on_data(now, s.seq, s.end);
         }

@@ -4,6 +4,9 @@
 
 use nightporter_core::time::{Duration, Instant};
 
+use super::linux::Cubic;
+use super::ranges::Place;
+
 /// Segments sent before the first acknowledgement (RFC 6928).
 pub(super) const INITIAL_SEGMENTS: i64 = 10;
 /// Before anything was measured (RFC 6298 section 2.1).
@@ -25,18 +28,37 @@ pub(super) struct Congestion {
     pub(super) steady: bool,
     /// Window and threshold before the newest reaction, and the millisecond of it.
     undo: Option<(i64, i64, u64)>,
+    /// It grows as Linux's, by its default; `None`: as NewReno.
+    cubic: Option<Cubic>,
 }
 
 impl Congestion {
-    pub(super) fn new(mss: i64, first_segments: i64, steady: bool) -> Self {
+    pub(super) fn new(mss: i64, first_segments: i64, steady: bool, as_linux: bool) -> Self {
         let window = first_segments * mss;
-        Self { window, threshold: i64::MAX, mss, first_segments, steady, undo: None }
+        let cubic = as_linux.then(Cubic::default);
+        Self { window, threshold: i64::MAX, mss, first_segments, steady, undo: None, cubic }
+    }
+
+    /// The same at its beginning, for segments of `mss` bytes.
+    pub(super) fn anew(&self, mss: i64) -> Self {
+        Self::new(mss, self.first_segments, self.steady, self.cubic.is_some())
+    }
+
+    /// Something new is acknowledged: everything before `una`, of what was sent before `nxt`. The
+    /// segment that asked for it left at `sent_ms`.
+    pub(super) fn hear(&mut self, now: Instant, sent: [Place; 2], sent_ms: Option<u64>) {
+        let Some(cubic) = &mut self.cubic else { return };
+        if cubic.hear(now, sent, sent_ms, [self.window, self.mss]) && self.window < self.threshold {
+            self.threshold = self.window;
+        }
     }
 
     /// `bytes` were acknowledged while the window was the limit.
     pub(super) fn on_ack(&mut self, bytes: i64) {
         if self.window < self.threshold {
             self.window = (self.window + bytes).min(self.threshold.max(self.window));
+        } else if let Some(cubic) = &mut self.cubic {
+            self.window += cubic.growth(bytes, self.window, self.mss);
         } else {
             self.window += (self.mss * bytes / self.window).max(1);
         }
@@ -45,10 +67,18 @@ impl Congestion {
     /// `in_flight` was too much, says a CE mark.
     pub(super) fn on_mark(&mut self, in_flight: i64) {
         self.undo = None;
-        if !self.steady {
-            self.threshold = (in_flight / 2).max(2 * self.mss);
-            self.window = self.threshold;
+        if self.steady {
+            return;
         }
+        let reduced = match &mut self.cubic {
+            None => in_flight / 2,
+            Some(cubic) => {
+                cubic.on_loss(self.window);
+                self.window * 7 / 10
+            }
+        };
+        self.threshold = reduced.max(2 * self.mss);
+        self.window = self.threshold;
     }
 
     /// `in_flight` was too much, says a loss; it is repaired from now on.
@@ -155,7 +185,7 @@ mod tests {
 
     #[test]
     fn the_window_doubles_in_slow_start_and_then_grows_by_a_segment_per_round_trip() {
-        let mut cc = Congestion::new(1000, INITIAL_SEGMENTS, false);
+        let mut cc = Congestion::new(1000, INITIAL_SEGMENTS, false, false);
         assert_eq!(cc.window, 10_000);
         (0..10).for_each(|_| cc.on_ack(1000));
         assert_eq!(cc.window, 20_000);
@@ -167,7 +197,7 @@ mod tests {
 
     #[test]
     fn a_reaction_to_nothing_is_taken_back_once() {
-        let mut cc = Congestion::new(1000, INITIAL_SEGMENTS, false);
+        let mut cc = Congestion::new(1000, INITIAL_SEGMENTS, false, false);
         cc.on_timeout(Instant::from_secs(2), 10_000, false);
         assert_eq!(cc.window, 1000);
         assert!(!cc.undoes(2000));

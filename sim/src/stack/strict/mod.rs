@@ -17,6 +17,7 @@ mod congestion;
 mod conn;
 mod handshake;
 mod incoming;
+mod linux;
 mod ranges;
 mod receive;
 mod send;

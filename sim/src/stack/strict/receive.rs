@@ -5,6 +5,7 @@
 
 use nightporter_core::time::{Duration, Instant};
 
+use super::linux::Tuned;
 use super::ranges::{Place, Ranges};
 use crate::plan::StackPlan;
 
@@ -58,6 +59,8 @@ pub(super) struct Receiver {
     /// Everything before was read by the application.
     read: Place,
     buffer: i64,
+    /// It is tuned, up to so many bytes.
+    tuned: Option<(Tuned, i64)>,
     /// How far the window may grow by now (`rcv_ssthresh`).
     grown: i64,
     shift: u8,
@@ -84,7 +87,9 @@ pub(super) struct Receiver {
 
 impl Receiver {
     pub(super) fn new(plan: &StackPlan, mss: i64) -> Self {
-        let buffer = i64::try_from(plan.receive_bytes).unwrap_or(i64::MAX).clamp(1, 1 << 30);
+        let most = i64::try_from(plan.receive_bytes).unwrap_or(i64::MAX).clamp(1, 1 << 30);
+        let tuned = plan.quirks.as_linux.then(|| (Tuned::default(), most));
+        let buffer = if tuned.is_some() { most.min(WINDOW_FIRST) } else { most };
         let first = plan.first_segments.map_or(WINDOW_FIRST, |n| i64::from(n) * mss);
         let window = buffer.min(first);
         Self {
@@ -97,6 +102,7 @@ impl Receiver {
             twice: None,
             read: 1,
             buffer,
+            tuned,
             grown: window,
             shift: 0,
             mss_seen: mss.min(window / 2).clamp(MSS_MIN, MSS_DEFAULT),
@@ -166,6 +172,15 @@ impl Receiver {
         } else if segment >= MSS_DEFAULT || segment >= MSS_MIN && !pushed {
             self.smaller = segment;
             self.mss_seen = if segment == before { segment } else { self.mss_seen };
+        }
+    }
+
+    /// The peer has answered what left at `sent_ms`, by data.
+    pub(super) fn tune(&mut self, now: Instant, sent_ms: Option<u64>) {
+        let Some((tuned, most)) = self.tuned.as_mut().filter(|_| self.shift > 0) else { return };
+        tuned.hear(now, sent_ms);
+        if let Some(buffer) = tuned.buffer(now, self.read, self.mss) {
+            self.buffer = self.buffer.max(buffer.min(*most));
         }
     }
 

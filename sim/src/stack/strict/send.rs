@@ -133,7 +133,7 @@ impl StackSender {
             duplicates: 0,
             inflated: 0,
             must_resend: false,
-            congestion: Congestion::new(MSS_DEFAULT, first_segments, steady),
+            congestion: Congestion::new(MSS_DEFAULT, first_segments, steady, plan.quirks.as_linux),
             was_limited: false,
             round_trip: RoundTrip::new(),
             sample: None,
@@ -197,8 +197,7 @@ impl StackSender {
         (self.window, self.window_from, self.edge) = (window, seq, 1 + window);
         self.window_max = window;
         self.mss = mss;
-        let Congestion { first_segments, steady, .. } = self.congestion;
-        self.congestion = Congestion::new(mss, first_segments, steady);
+        self.congestion = self.congestion.anew(mss);
         (self.timer, self.sent_at) = (None, now);
     }
 
@@ -288,6 +287,7 @@ impl StackSender {
             self.take_clock(now, ack.sent_ms);
         }
         self.take_sample(now);
+        self.congestion.hear(now, [self.una, self.nxt], ack.sent_ms);
         if ack.sent_ms.is_some_and(|sent| self.congestion.undoes(sent)) {
             self.recovery = Recovery::Open; // the original arrived: nothing was lost (RFC 3522)
         }

@@ -6,14 +6,13 @@ use crate::wire::emit::HEADER_MAX;
 use crate::wire::packet::{IpVersion, Packet};
 use crate::wire::samples::{Segment, v4_segment, v6_segment};
 
-pub(in crate::tcp::accept) const NOW: Instant = Instant::from_secs(7);
-pub(in crate::tcp::accept) const BEGINNING: Beginning =
-    Beginning { isn: Seq(0xffff_ff00), clock: 5 };
+pub(in crate::tcp) const NOW: Instant = Instant::from_secs(7);
+pub(in crate::tcp) const BEGINNING: Beginning = Beginning { isn: Seq(0xffff_ff00), clock: 5 };
 /// Options and ECN of a SYN or SYN-ACK, one bit each.
-pub(in crate::tcp::accept) const ALL: u8 = 32;
+pub(in crate::tcp) const ALL: u8 = 32;
 
 /// The frame of a SYN with these options, or of a SYN-ACK.
-pub(in crate::tcp::accept) fn frame(s: &Segment, choice: u8, answers: bool) -> Vec<u8> {
+pub(in crate::tcp) fn frame(s: &Segment, choice: u8, answers: bool) -> Vec<u8> {
     let has = |bit: u8| choice & bit != 0;
     let ecn = match (has(16), answers) {
         (false, _) => TcpFlags::NONE,
@@ -37,7 +36,7 @@ pub(in crate::tcp::accept) fn frame(s: &Segment, choice: u8, answers: bool) -> V
     buf[..len].to_vec()
 }
 
-pub(in crate::tcp::accept) fn read(frame: &[u8]) -> (Ip, Tcp) {
+pub(in crate::tcp) fn read(frame: &[u8]) -> (Ip, Tcp) {
     let packet = Packet::parse(frame).expect("a frame");
     let (ip, tcp) = packet.tcp().expect("a segment");
     (*ip, *tcp)
@@ -48,13 +47,13 @@ fn info(frame: &[u8]) -> SynInfo {
     SynInfo::learn(NOW, &tcp, ip.version)
 }
 
-pub(in crate::tcp::accept) fn offered(choice: u8) -> Offered {
+pub(in crate::tcp) fn offered(choice: u8) -> Offered {
     let s = Segment { ttl: 60, tos: 0x1f, ..v4_segment(b"") };
     let frame = frame(&s, choice, true);
     Offered { syn_ack: info(&frame), window: 65_160, lower: Lower::of(&read(&frame).0) }
 }
 
-pub(in crate::tcp::accept) fn grant(choice: u8, server: &Offered) -> Grant {
+pub(in crate::tcp) fn grant(choice: u8, server: &Offered) -> Grant {
     let (ip, tcp) = read(&frame(&v4_segment(b""), choice, false));
     Grant::of(NOW, &ip, &tcp, server, BEGINNING).expect("a SYN that H may answer")
 }

@@ -41,7 +41,7 @@ fn accepted(sources: &[IpAddr16]) -> Learned {
 }
 
 fn asked(learned: &Learned, at: Instant, source: IpAddr16) -> Result<(), NotAnswered> {
-    learned.may_answer(at, SERVER, source, HOP, &AcceptFrom::Itself).map(|answer| {
+    learned.may_answer(at, SERVER, source, HOP, &AcceptFrom::Itself, 0).map(|answer| {
         assert_eq!(answer, Answer { offered: offered(), l2: header(HOP) });
     })
 }
@@ -67,7 +67,7 @@ fn acc_01_a_source_is_answered_for_a_minute_after_the_guest_has_accepted_it() {
     for other in others {
         let mut learned = accepted(&[alice()]);
         learned.on_syn_ack(NOW, other, offered());
-        let answer = learned.may_answer(NOW, other, alice(), HOP, &AcceptFrom::Any);
+        let answer = learned.may_answer(NOW, other, alice(), HOP, &AcceptFrom::Any, 0);
         assert_eq!(answer, Err(NotAnswered::Unknown), "{other:?}");
     }
 }
@@ -85,7 +85,7 @@ fn acc_01_others_speak_for_a_source_only_where_the_operator_says_so() {
     let of = |addr, v4_bits, v6_bits| Prefix::of(addr, v4_bits, v6_bits);
     let networks = AcceptFrom::Networks(vec![of(v4(10, 1, 2, 3), 16, 0), of(v6(1, 0, 0), 0, 48)]);
     let asked = |source, from: &AcceptFrom| {
-        learned.may_answer(NOW, SERVER, source, HOP, from).map(|answer| answer.l2)
+        learned.may_answer(NOW, SERVER, source, HOP, from, 0).map(|answer| answer.l2)
     };
     for source in [v4(10, 1, 255, 255), v4(10, 1, 0, 0), v6(1, 9, 9)] {
         assert_eq!(asked(source, &networks), Ok(header(HOP)), "{source}");
@@ -106,7 +106,7 @@ fn acc_16_the_header_is_the_one_that_g_used_toward_the_source() {
     let mut learned = accepted(&[alice()]);
     let other = [2, 0, 0, 0, 0, 8];
     let ask = |learned: &Learned, source, hop, from: &AcceptFrom| {
-        learned.may_answer(NOW, SERVER, source, hop, from).map(|answer| answer.l2)
+        learned.may_answer(NOW, SERVER, source, hop, from, 0).map(|answer| answer.l2)
     };
     // G's own header counts, whatever MAC the SYN came from.
     assert_eq!(ask(&learned, alice(), other, &AcceptFrom::Itself), Ok(header(HOP)));
@@ -132,7 +132,7 @@ fn acc_01b_a_refusal_condemns_the_neighbourhood_for_ten_minutes_and_nobody_else(
         let elsewhere = Server { port: 80, ..SERVER };
         learned.on_syn_ack(NOW, elsewhere, offered());
         learned.on_completed(NOW, elsewhere, banned, header(HOP), 1);
-        let there = learned.may_answer(NOW, elsewhere, banned, HOP, &AcceptFrom::Itself);
+        let there = learned.may_answer(NOW, elsewhere, banned, HOP, &AcceptFrom::Itself, 0);
         assert!(there.is_ok(), "another port");
         // G accepts it again, which lifts nothing.
         let at = after(599);
@@ -189,7 +189,7 @@ fn acc_09_silence_for_a_source_that_was_accepted_is_a_full_queue() {
     let stranger = v4(203, 0, 113, 1);
     learned.on_silence(after(1), SERVER, stranger);
     assert_eq!(asked(&learned, after(1), alice()), Ok(()));
-    let verdict = learned.may_answer(after(1), SERVER, stranger, HOP, &AcceptFrom::Any);
+    let verdict = learned.may_answer(after(1), SERVER, stranger, HOP, &AcceptFrom::Any, 0);
     assert_eq!(verdict, Err(NotAnswered::Condemned));
 }
 
@@ -263,5 +263,5 @@ fn the_tables_are_bounded_and_the_oldest_source_goes_first() {
     let newest = Server { port: 1000, ..SERVER };
     learned.on_syn_ack(after(5), newest, offered());
     learned.on_completed(after(5), newest, alice(), header(HOP), 6);
-    assert!(learned.may_answer(after(5), newest, alice(), HOP, &AcceptFrom::Itself).is_ok());
+    assert!(learned.may_answer(after(5), newest, alice(), HOP, &AcceptFrom::Itself, 0).is_ok());
 }

@@ -1,4 +1,5 @@
-//! Curves as SVG: one or more small charts in one file.
+//! Curves as SVG: one or more small charts in one picture.
+#![forbid(unsafe_code)]
 
 use std::ops::Range;
 use std::path::Path;
@@ -22,8 +23,19 @@ pub struct Curve {
     pub name: String,
     /// From left to right.
     pub points: Vec<(f64, f64)>,
-    /// With a dot at every point.
-    pub dots: bool,
+    /// How they are drawn.
+    pub marks: Marks,
+}
+
+/// How the points of a curve are drawn.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Marks {
+    /// A line through all.
+    Line,
+    /// The same, with a dot at each.
+    LineAndDots,
+    /// Dots alone, in the colour of the curve before.
+    Dots,
 }
 
 /// Axes and curves.
@@ -57,6 +69,15 @@ pub fn write(
     columns: usize,
     charts: &[Chart],
 ) -> anyhow::Result<()> {
+    let svg = draw(size, columns, charts)?;
+    std::fs::write(path, svg).with_context(|| format!("write {}", path.display()))
+}
+
+/// The same as text.
+///
+/// # Errors
+/// If a chart has no range.
+pub fn draw(size: (u32, u32), columns: usize, charts: &[Chart]) -> anyhow::Result<String> {
     let rows = charts.len().div_ceil(columns);
     let pixels = |n: usize, each: u32| u32::try_from(n).unwrap_or(1) * each;
     let mut svg = String::new();
@@ -69,7 +90,7 @@ pub fn write(
         }
         area.present().map_err(cannot_draw)?;
     }
-    std::fs::write(path, svg).with_context(|| format!("write {}", path.display()))
+    Ok(svg)
 }
 
 fn cannot_draw<E: std::error::Error>(error: E) -> anyhow::Error {
@@ -99,13 +120,25 @@ impl Chart {
             .y_desc(&self.y_label)
             .label_style(("sans-serif", 13))
             .draw()?;
-        for (curve, color) in self.curves.iter().zip(COLORS.iter().cycle()) {
+        let mut colors = COLORS.iter().cycle();
+        let mut color = COLORS[0];
+        for curve in &self.curves {
             let points = || curve.points.iter().map(|&(x, y)| (place(x), y));
+            if curve.marks == Marks::Dots {
+                chart
+                    .draw_series(points().map(|p| Circle::new(p, 5, color.filled())))?
+                    .label(&curve.name)
+                    .legend(move |(x, y)| Circle::new((x + 8, y), 5, color.filled()));
+                continue;
+            }
+            color = *colors.next().expect("it goes round");
             chart
                 .draw_series(LineSeries::new(points(), color.stroke_width(2)))?
                 .label(&curve.name)
-                .legend(|(x, y)| PathElement::new([(x, y), (x + 16, y)], color.stroke_width(2)));
-            if curve.dots {
+                .legend(move |(x, y)| {
+                    PathElement::new([(x, y), (x + 16, y)], color.stroke_width(2))
+                });
+            if curve.marks == Marks::LineAndDots {
                 chart.draw_series(points().map(|p| Circle::new(p, 3, color.filled())))?;
             }
         }
@@ -147,5 +180,5 @@ pub fn distribution(name: &str, values: &[f64], from: f64, to: f64) -> Curve {
         points.extend([(value, below), (value, share(i + 1))]);
     }
     points.push((to, 1.0));
-    Curve { name: name.to_owned(), points, dots: false }
+    Curve { name: name.to_owned(), points, marks: Marks::Line }
 }

@@ -1,14 +1,13 @@
 //! The program with real threads and cgroups: who is favoured, and that everything is taken back
 //! (BST-03 to 06). Needs root and a cgroup hierarchy of version 1 with the `cpu` controller.
 
-mod common;
-
 use std::time::{Duration, Instant};
 
-use common::{Booster, Cgroup, Hog, SOON, skips, within};
 use nightporter_api::BoostAccount;
 use nightporter_boost::protocol::{Claim, Order};
 use nix::sys::signal::Signal;
+
+use crate::common::{Booster, Cgroup, Hog, SOON, skips, within};
 
 /// Class, nice value.
 const NORMAL: (i32, i32) = (0, 0);

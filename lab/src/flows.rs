@@ -1,4 +1,4 @@
-//! Connections of a comparison: a reader at the remote, and Linux's own sender.
+//! Connections of comparisons: readers at the remote, and Linux's own senders.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddrV4, TcpListener, TcpStream};
@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use nightporter_guest::data::{self, Header, Service};
 use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect};
 
@@ -14,7 +14,7 @@ use crate::host::Remote;
 use crate::sys;
 
 /// Bytes are counted in slots of so long.
-pub(super) const SLOT: Duration = Duration::from_millis(100);
+pub(crate) const SLOT: Duration = Duration::from_millis(100);
 /// A reader looks at its clock so often.
 const READ_LIMIT: Duration = Duration::from_millis(20);
 /// Linux paces a connection whose rate is bounded, also if the bound is far away: bytes per second.
@@ -22,22 +22,22 @@ const PACED: u32 = 2_000_000_000;
 
 /// The bytes of a reader.
 #[derive(Debug, Clone)]
-pub(super) struct Received {
-    pub(super) sender: SocketAddrV4,
-    pub(super) reader: SocketAddrV4,
+pub(crate) struct Received {
+    pub(crate) sender: SocketAddrV4,
+    pub(crate) reader: SocketAddrV4,
     /// Bytes in each slot since the connection was there.
-    pub(super) slots: Vec<u64>,
+    pub(crate) slots: Vec<u64>,
 }
 
 impl Received {
     /// In all.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.slots.iter().sum()
     }
 }
 
 /// Connects from `reader`, whose port the kernel chooses, has `sender` pour, and reads for `time`.
-pub(super) fn receive(
+pub(crate) fn receive(
     sender: SocketAddrV4,
     reader: SocketAddrV4,
     time: Duration,
@@ -79,7 +79,7 @@ fn begin(sender: SocketAddrV4, reader: SocketAddrV4) -> Result<(TcpStream, Socke
 
 /// Likewise, but reads so many bytes: how long they took, at most `limit`, and the reader's
 /// address.
-pub(super) fn fetch(
+pub(crate) fn fetch(
     sender: SocketAddrV4,
     reader: SocketAddrV4,
     bytes: u64,
@@ -87,11 +87,21 @@ pub(super) fn fetch(
 ) -> Result<(Duration, SocketAddrV4)> {
     let (mut stream, reader) = begin(sender, reader)?;
     let start = Instant::now();
-    let (mut chunk, mut got) = (vec![0; 1 << 18], 0);
+    let (mut chunk, mut got) = (vec![0; data::POURED], 0);
+    let expected = data::poured();
     while got < bytes && start.elapsed() < limit {
-        match stream.read(&mut chunk) {
+        // Up to the end of what is poured again and again.
+        let at = usize::try_from(got % data::POURED as u64)?;
+        match stream.read(&mut chunk[at..]) {
             Ok(0) => bail!("{sender} has ended the connection"),
-            Ok(more) => got += more as u64,
+            Ok(more) => {
+                let whole = chunk[at..at + more] == expected[at..at + more];
+                ensure!(
+                    whole,
+                    "{sender}: what was read is not what was poured, from byte {got} on"
+                );
+                got += more as u64;
+            }
             Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
             Err(e) => return Err(e).with_context(|| format!("reading from {sender}")),
         }
@@ -101,14 +111,14 @@ pub(super) fn fetch(
 
 /// Pours into each connection to it, as a guest does. Ends when this is dropped.
 #[derive(Debug)]
-pub(super) struct Server {
+pub(crate) struct Server {
     listeners: Vec<TcpListener>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Server {
     /// On a machine's address: on the data port, and paced on the one behind it.
-    pub(super) fn start(machine: &Remote, address: Ipv4Addr) -> Result<Self> {
+    pub(crate) fn start(machine: &Remote, address: Ipv4Addr) -> Result<Self> {
         let mut server = Self { listeners: Vec::new(), threads: Vec::new() };
         for paced in [false, true] {
             let port = data::PORT + u16::from(paced);
@@ -120,7 +130,7 @@ impl Server {
     }
 
     /// Where it paces.
-    pub(super) fn paced_port(&self) -> u16 {
+    pub(crate) fn paced_port(&self) -> u16 {
         data::PORT + 1
     }
 }
