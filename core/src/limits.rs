@@ -190,8 +190,11 @@ pub const OVERLAY_DATAGRAM_BYTES_MAX: usize = 65_507;
 /// How long a path between hosts stays as narrow as it was found (Linux:
 /// `net.ipv4.route.mtu_expires`).
 pub const PATH_MTU_AGE: Duration = Duration::from_secs(600);
-/// How often a path between hosts that takes all is asked whether it still does.
-pub const PROBE_INTERVAL: Duration = Duration::from_secs(60);
+/// How often a path between hosts that takes all is asked whether it still does: transfers hang so
+/// long, and [`PROBE_TRIES`], where it does not any more. Two packets each time.
+pub const PROBE_INTERVAL: Duration = Duration::from_secs(10);
+/// How long a peer that answered probes before may be away until it is asked once more.
+pub const PROBE_AWAY: Duration = Duration::from_secs(60);
 /// How long an answer to a probe may take, and how often one is sent before it is lost (RFC 8899
 /// sections 5.1.1 and 5.1.2: PROBE_TIMER, MAX_PROBES).
 pub const PROBE_WAIT: Duration = Duration::from_secs(1);

@@ -20,6 +20,7 @@ pub mod images;
 pub mod messages;
 pub mod overlay;
 pub mod packets;
+pub mod probes;
 pub mod requests;
 pub mod rings;
 pub mod sealed;
@@ -50,6 +51,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "packets", run: packets::run, seeds: packets::seeds },
     Target { name: "requests", run: requests::run, seeds: requests::seeds },
     Target { name: "overlay", run: overlay::run, seeds: overlay::seeds },
+    Target { name: "probes", run: probes::run, seeds: probes::seeds },
     Target { name: "sender", run: sender::run, seeds: sender::seeds },
     Target { name: "sockets", run: sockets::run, seeds: sockets::seeds },
     Target { name: "streams", run: streams::run, seeds: streams::seeds },

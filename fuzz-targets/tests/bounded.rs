@@ -123,6 +123,11 @@ fn whatever_goes_through_a_tunnel_takes_the_path_and_comes_out_as_a_frame() {
 }
 
 #[test]
+fn no_peer_and_no_stranger_makes_the_path_to_another_narrow() {
+    survives("probes", 500);
+}
+
+#[test]
 fn no_remote_makes_a_sender_send_more_than_its_window_or_stop() {
     survives("sender", 2000);
 }

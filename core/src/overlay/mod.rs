@@ -265,6 +265,12 @@ impl Overlay {
         Some([&vxlan::emit(self.vni)[..], &frame].concat())
     }
 
+    /// The last probe for `peer` has not left, because the kernel had no room for it: it does not
+    /// count as lost.
+    pub fn handle_unsent_probe(&mut self, peer: PeerId) {
+        self.probes.handle_unsent(peer);
+    }
+
     /// A datagram of a peer is a probe, or answers one: it is for [`Self::handle_probe`].
     #[must_use]
     pub fn is_probe(datagram: &[u8]) -> bool {

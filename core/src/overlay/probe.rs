@@ -13,11 +13,14 @@
 //!    narrow as the short one until a search by halves finds more.
 //! 4. A path that takes all is looked at every [`PROBE_INTERVAL`], a narrow one every
 //!    [`PATH_MTU_AGE`]; either at once if ICMP speaks of it.
+//! 5. A probe for which this host's own kernel had no room was not lost, and is sent once more.
 //!
 //! An answer repeats a number that nobody knows who has not seen the probe.
 
 use super::PeerId;
-use crate::limits::{PATH_MTU_AGE, PROBE_INTERVAL, PROBE_STEP, PROBE_TRIES, PROBE_WAIT};
+use crate::limits::{
+    PATH_MTU_AGE, PROBE_AWAY, PROBE_INTERVAL, PROBE_STEP, PROBE_TRIES, PROBE_WAIT,
+};
 use crate::switch::Mac;
 use crate::time::Instant;
 
@@ -165,11 +168,17 @@ impl Probes {
         Some(Probe { is_answer: false, size, nonce: path.nonce }.emit())
     }
 
+    /// The last probe for `peer` has not left: it is not lost, and leaves after [`PROBE_WAIT`].
+    pub(super) fn handle_unsent(&mut self, peer: PeerId) {
+        let path = self.0.iter_mut().find(|path| path.peer == peer);
+        path.into_iter().for_each(|path| path.tries = path.tries.saturating_sub(1));
+    }
+
     /// `peer` has answered.
     pub(super) fn handle_answer(&mut self, now: Instant, peer: PeerId, answer: Probe, mtu: u16) {
         let path = self.path(now, peer);
         if !answer.is_answer && !path.answers && path.asked.is_none() {
-            path.due = path.due.min(now + PROBE_INTERVAL); // it is one of ours, and was away
+            path.due = path.due.min(now + PROBE_AWAY); // it is one of ours, and was away
         }
         let is_due = answer.is_answer && path.tries > 0 && answer.nonce == path.nonce;
         if !is_due || path.asked != Some(answer.size) {
@@ -232,7 +241,7 @@ impl Path {
         // answered before that is known when it does not answer the next time, either.
         self.doubted = None;
         if core::mem::take(&mut self.answers) {
-            self.due = now + PROBE_INTERVAL;
+            self.due = now + PROBE_AWAY;
         } else {
             (self.narrow, self.due) = (None, now + PATH_MTU_AGE);
         }
@@ -269,12 +278,14 @@ mod tests {
         sent: Vec<u16>,
         takes: u16,
         is_ours: bool,
+        /// This host's kernel has no room for probes.
+        is_full: bool,
     }
 
     impl World {
         fn new(takes: u16, is_ours: bool) -> Self {
             let (probes, now) = (Probes::default(), Instant::from_secs(1000));
-            Self { probes, now, sent: Vec::new(), takes, is_ours }
+            Self { probes, now, sent: Vec::new(), takes, is_ours, is_full: false }
         }
 
         fn runs(&mut self, time: Duration) {
@@ -285,7 +296,9 @@ mod tests {
                     let probe = Probe::parse(&frame).unwrap();
                     assert_eq!(frame.len(), 14 + usize::from(probe.size));
                     self.sent.push(probe.size);
-                    if self.is_ours && probe.size <= self.takes {
+                    if self.is_full {
+                        self.probes.handle_unsent(PEER);
+                    } else if self.is_ours && probe.size <= self.takes {
                         let answer = Probe::parse(&probe.answer().unwrap()).unwrap();
                         self.probes.handle_answer(self.now, PEER, answer, MTU);
                     }
@@ -302,10 +315,28 @@ mod tests {
     #[test]
     fn a_path_that_takes_all_is_asked_twice_and_then_now_and_then() {
         let mut world = World::new(MTU, true);
-        world.runs(Duration::from_secs(59));
+        world.runs(Duration::from_secs(9));
         assert_eq!((&world.sent[..], world.width()), (&[PROBE_BASE, MTU][..], MTU));
         world.runs(Duration::from_secs(2));
         assert_eq!(world.sent.len(), 4);
+    }
+
+    #[test]
+    fn probes_that_do_not_leave_are_not_lost() {
+        // None leaves; and the long one does not, after the short one was answered.
+        for before in [Duration::ZERO, Duration::from_millis(100)] {
+            let mut world = World::new(MTU, true);
+            world.runs(before);
+            world.is_full = true;
+            world.runs(Duration::from_secs(20));
+            let asked = *world.sent.last().unwrap();
+            assert!(world.sent.iter().filter(|&&size| size == asked).count() >= 20, "no search");
+            assert_eq!(world.width(), MTU);
+            world.is_full = false;
+            world.takes = 1400;
+            world.runs(Duration::from_secs(5));
+            assert!(world.width() <= 1400, "what leaves and is lost, is");
+        }
     }
 
     #[test]
@@ -337,7 +368,7 @@ mod tests {
         let mut world = World::new(MTU, true);
         world.runs(Duration::from_secs(10));
         world.takes = 1350;
-        world.runs(PROBE_INTERVAL);
+        world.runs(PROBE_INTERVAL + PROBE_WAIT.saturating_mul(4));
         assert!(world.width() <= 1350, "nobody has said so");
     }
 
@@ -385,7 +416,7 @@ mod tests {
             world.probes.handle_answer(world.now, PEER, question, MTU);
         }
         assert_eq!(world.sent.len(), usize::from(PROBE_TRIES), "not at once");
-        world.runs(PROBE_INTERVAL + Duration::from_secs(5));
+        world.runs(PROBE_AWAY + Duration::from_secs(5));
         assert!(world.width() <= 1400);
     }
 

@@ -59,7 +59,7 @@ impl Outcome {
 }
 
 /// The meaning of a call's errors (udp(7), ip(7)).
-fn not_sent(error: Errno, is_of_several: bool) -> Sent {
+pub(super) fn not_sent(error: Errno, is_of_several: bool) -> Sent {
     match error {
         Errno::EAGAIN | Errno::ENOBUFS | Errno::ENOMEM => Sent::Full,
         Errno::EMSGSIZE => Sent::Dropped(DropReason::TooBig),

@@ -284,7 +284,7 @@ impl OverlayPort {
             };
             if let Some(answer) = self.hear_probe(now, at.clone()) {
                 self.received.bad += 1; // there is no frame in it
-                answer.iter().for_each(|answer| self.post_alone(self.from, answer));
+                let _ = answer.map(|answer| self.post_alone(self.from, &answer)); // or it is lost
                 continue;
             }
             let Inbox { bytes, head, .. } = &mut self.inbox;
