@@ -350,7 +350,7 @@ fn open_ports(
         match (step, first.resources.open(step, &owners, openings, std::time::Duration::ZERO)) {
             (_, Ok(())) => {}
             (Step::AddVm(vm), Err(Failure::Port(failure)))
-                if bridges.give_up(&vm.name, &failure.what) => {}
+                if bridges.give_up(monotonic_now(), &vm.name, &failure.what) => {}
             (_, Err(Failure::Port(failure))) if failure.is_final => check(Err(failure.error)),
             // A VM with a tap may come later.
             (Step::AddVm(vm), Err(failure)) if vm.tap.is_none() => {

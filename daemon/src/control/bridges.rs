@@ -15,7 +15,6 @@ use nightporter_core::time::{Duration, Instant};
 use super::Control;
 use super::links::{Link, LinkWatch};
 use crate::config::{AttachConfig, Config, VmConfig};
-use crate::timer::monotonic_now;
 
 /// A tap that could not be attached is tried again after that.
 const RETRY: Duration = Duration::from_secs(10);
@@ -82,12 +81,12 @@ impl Bridges {
         (bridges, whole)
     }
 
-    /// The tap of this VM cannot be attached yet. `false`: it is none of theirs.
-    pub(crate) fn give_up(&mut self, vm: &str, why: &str) -> bool {
+    /// The tap of this VM cannot be attached now. `false`: it is none of theirs.
+    pub(crate) fn give_up(&mut self, now: Instant, vm: &str, why: &str) -> bool {
         let Some(tap) = self.own.remove(vm) else { return false };
         let ifname = tap.vm.tap.unwrap_or_default();
         tracing::warn!("the bridge's tap {ifname} is not attached: {why}");
-        self.failed.insert(tap.index, (why.to_owned(), monotonic_now() + RETRY));
+        self.failed.insert(tap.index, (why.to_owned(), now + RETRY));
         true
     }
 
@@ -225,7 +224,7 @@ impl Bridges {
     }
 
     /// A change was made or refused. `false`: it was none that they wanted.
-    pub(super) fn handle_reply(&mut self, reply: &Reply) -> bool {
+    pub(super) fn handle_reply(&mut self, now: Instant, reply: &Reply) -> bool {
         self.note_change();
         let Some(asked) = self.asked.take() else { return false };
         let refused = match reply {
@@ -240,7 +239,7 @@ impl Bridges {
             (Asked::Add(tap), Some(what)) => {
                 let name = tap.vm.name.clone();
                 self.own.insert(name.clone(), tap);
-                self.give_up(&name, what);
+                self.give_up(now, &name, what);
             }
             // Not again before something else changes.
             (Asked::Set(tap), Some(what)) => {
@@ -373,12 +372,12 @@ mod tests {
         let adds = |change: Option<Change>| matches!(change, Some(Change::AddVm { .. }));
         assert!(adds(bridges.poll_change(at, &config, &links)));
         let no = Reply::Error { what: "no memory".into(), fix: String::new() };
-        assert!(bridges.handle_reply(&no) && !bridges.handle_reply(&no));
+        assert!(bridges.handle_reply(at, &no) && !bridges.handle_reply(at, &no));
         assert_eq!(bridges.look(&config, &links).bridges[0].skipped[0].why, "no memory");
         let again = bridges.poll_timeout(&config).unwrap();
         assert!(!adds(bridges.poll_change(at, &config, &links)));
         assert!(adds(bridges.poll_change(again, &config, &links)));
-        bridges.handle_reply(&Reply::Done {});
+        bridges.handle_reply(at, &Reply::Done {});
         config.vms.extend(bridges.look(&config, &links).taps.into_values().map(|tap| tap.vm));
         assert_eq!(bridges.poll_change(again, &config, &links), None);
         config.vms.clear(); // an operator has removed it
@@ -389,7 +388,7 @@ mod tests {
         assert_eq!(bridges.poll_change(again, &config, &other), None);
         bridges.note_change();
         assert!(adds(bridges.poll_change(again, &config, &links)), "it was made anew");
-        bridges.handle_reply(&no);
+        bridges.handle_reply(at, &no);
         config.attach.clear();
         assert_eq!(bridges.poll_change(again, &config, &links), None);
         assert_eq!(

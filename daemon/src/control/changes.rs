@@ -250,7 +250,7 @@ impl Control {
     /// Answers the client of the change that was under way, and begins with the next.
     fn end_change(&mut self, reply: Reply) {
         let client = self.changes.under_way.take().and_then(|(client, _)| client);
-        if !self.bridges.handle_reply(&reply) {
+        if !self.bridges.handle_reply(monotonic_now(), &reply) {
             self.tell(client, reply);
         }
         self.next_change();

@@ -584,11 +584,22 @@ pub(crate) fn try_connect(guest: &mut SocketGuest, to: &str) -> Result<Ports, u3
     }
 }
 
-/// Connects one to the other: the ports in both.
+/// Connects one to the other: the ports in both. For a moment after its start a daemon knows no
+/// other host, and hangs up on it: a guest would use its own TCP, this one tries again.
 pub(crate) fn connect(a: &mut SocketGuest, b: &mut SocketGuest, to: &str) -> (Ports, Ports) {
-    let own = try_connect(a, to).unwrap();
     let before: Vec<Ports> = b.sockets.keys().copied().collect();
-    until(&mut [a, b], "a connection", |g| g[0].socket(own).is_open);
+    let begun = Instant::now();
+    let own = loop {
+        let own = try_connect(a, to).unwrap();
+        until(&mut [a, b], "a connection, or none", |g| {
+            let socket = g[0].socket(own);
+            socket.is_open || socket.is_reset
+        });
+        if a.socket(own).is_open {
+            break own;
+        }
+        assert!(begun.elapsed() < LIMIT, "{to} refuses");
+    };
     let new = b.sockets.keys().find(|ports| !before.contains(ports));
     (own, *new.expect("somebody has accepted"))
 }
