@@ -175,8 +175,7 @@ pub fn left_at(path: &Path) -> Option<Left> {
 }
 
 /// Opens the arena at `path`, or makes one of `size`. The records of a predecessor are kept, and
-/// what it promised too unless the store gets smaller: a restart resets the flows that were owed
-/// some (LIFE-09), and for that their records are enough.
+/// the bytes that it promised: the store gets smaller only if there are none.
 ///
 /// # Errors
 /// See [`ArenaFileError`]; then nothing was changed.
@@ -206,8 +205,9 @@ pub fn open(path: &Path, size: ArenaSize) -> Result<(Arena<'static>, ArenaFile),
     let (memory, file) = sys::map_forever(file, file_len()).map_err(io)?;
     let mut arena = Arena::open(memory).map_err(explain)?;
     let is_new = arena.records().next().is_none();
-    if size.pages < before.pages {
-        arena.forget_pages();
+    let size = if is_new { size } else { both };
+    if is_new {
+        arena.forget_pages(); // nobody's
     }
     arena.resize(size);
     // This includes memory that was taken for a change which its daemon did not finish.

@@ -157,9 +157,9 @@ pub(crate) fn start(
     check(sandbox.close());
     let daemon = Daemon { worker, _watch: watch, _sockets: sockets.ok(), _control: control.ok() };
     if !problems.is_empty() {
-        if arena.is_new {
-            let _ = arena.remove(); // the memory of a daemon that does not run is nobody's
-        }
+        // The memory of a daemon that does not run is nobody's.
+        let _ = arena.is_new.then(|| arena.remove());
+        sandbox.broker.detach(0); // filters would turn frames to taps that go
         return Err(problems);
     }
     Ok((daemon, arena))

@@ -264,15 +264,23 @@ fn a_larger_arena_keeps_all_that_was_promised_and_takes_no_more_memory_than_it_h
 }
 
 #[test]
-fn a_smaller_arena_gives_its_memory_back_and_knows_who_was_owed_something() {
+fn an_arena_gets_smaller_and_gives_its_memory_back_once_nobody_is_owed_anything() {
     let dir = Dir::new("smaller");
-    let (mut arena, lock) = open(&dir.path(), ArenaSize { records: 8, pages: 400 }).unwrap();
+    let large = ArenaSize { records: 8, pages: 400 };
+    let (mut arena, lock) = open(&dir.path(), large).unwrap();
     let id = arena.alloc_record(&record(500)).unwrap();
-    assert!((0..300).all(|n| arena.alloc_page(id, n).is_some()));
+    let pages: Vec<_> = (0..300).map(|n| arena.alloc_page(id, n).unwrap()).collect();
+    arena.write(pages[299], 0, b"promised");
     end(arena, lock);
-    let (arena, _lock) = open(&dir.path(), SMALL).unwrap();
-    assert_eq!((arena.pages_total(), dir.memory()), (4, memory_of(SMALL)));
+    let (mut arena, lock) = open(&dir.path(), SMALL).unwrap();
+    assert_eq!((arena.pages_total(), lock.size, dir.memory()), (400, large, memory_of(large)));
     assert_eq!(arena.records().map(|(_, r)| r).collect::<Vec<_>>(), [record(500)]);
+    assert_eq!((&arena.page(pages[299])[..8], arena.free_pages()), (&b"promised"[..], 100));
+    pages.into_iter().for_each(|page| arena.free_page(page));
+    arena.free_record(id);
+    end(arena, lock);
+    let (arena, lock) = open(&dir.path(), SMALL).unwrap();
+    assert_eq!((arena.pages_total(), lock.size, dir.memory()), (4, SMALL, memory_of(SMALL)));
     assert_eq!(arena.free_pages(), 4);
 }
 

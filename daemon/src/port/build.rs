@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -11,7 +12,7 @@ use nightporter_attach::area::{Area, SLOTS, View};
 use nightporter_core::port::{GuestConfig, Vlans};
 use nix::net::if_::if_nametoindex;
 
-use super::attached::{AttachedPort, Parts, Slots};
+use super::attached::{AttachedPort, Parts, Slot, Slots};
 use super::overlay::{OverlayPort, OverlaySockets};
 use super::shared::Sockets;
 use super::tap::TapPort;
@@ -156,8 +157,26 @@ impl Openings {
             // Another VM may be served; this one waits.
             ..failure(e.what(), StartError(e.to_string()), false)
         })?;
-        claim(index)?; // another one may have the name by now
-        let broken = |what: &str| failure(what, error(what, "report this"), true);
+        // Another one may have the name by now.
+        let parts = claim(index).and_then(|()| self.parts(index, slot, area, fds));
+        let parts = parts.inspect_err(|_| self.broker.detach(index))?;
+        Ok(Port::Attached(Box::new(AttachedPort::new(vm, &tap, parts))))
+    }
+
+    /// The parts of a tap that the broker has attached, from its answer.
+    fn parts(
+        &self,
+        index: u32,
+        slot: Slot,
+        area: OwnedFd,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Parts, OpenFailure> {
+        let broken = |what: &str| OpenFailure {
+            what: what.to_owned(),
+            error: error(what, "report this"),
+            is_final: true,
+            is_busy: false,
+        };
         let view = match self.area.get() {
             Some(view) => *view,
             None => {
@@ -171,9 +190,7 @@ impl Openings {
         else {
             return Err(broken("the broker's answer lacks taps"));
         };
-        let links = fds.collect();
-        let parts = Parts { index, from_vm, to_net, claim, links, view, slot };
-        Ok(Port::Attached(Box::new(AttachedPort::new(vm, &tap, parts))))
+        Ok(Parts { index, from_vm, to_net, claim, links: fds.collect(), view, slot })
     }
 }
 

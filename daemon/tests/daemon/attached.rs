@@ -21,7 +21,7 @@ use seccompiler::{
     SeccompRule,
 };
 
-use crate::host::{Dir, Host, LIMIT};
+use crate::host::{Dir, Host, LIMIT, command};
 use crate::segment::{ACK, End, PSH, RST, SYN, Seen, Segment, parse};
 use crate::uplinks::ip;
 
@@ -663,6 +663,12 @@ fn on_a_kernel_without_links_filters_do_it_and_go_with_the_daemon_or_at_the_next
         assert_eq!(filters(), 0);
         street.sends_frame(G, &echo(4));
         assert_eq!(street.gets_frame(R), echo(4));
+        // Nor does a daemon that cannot start.
+        let path = dir.configure(&format!("{PASSED_BY}\ncpu = 1000"), &vm());
+        let said = command(&path).output().unwrap().stderr;
+        let said = String::from_utf8(said).unwrap();
+        assert!(said.contains("cpu = 1000: "), "{said}");
+        assert_eq!(filters(), 0);
     });
 }
 

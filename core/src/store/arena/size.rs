@@ -73,8 +73,8 @@ impl Arena<'_> {
         self.ready = ready;
     }
 
-    /// Forgets the content of all pages: none counts as used. A restarted daemon may do so if it
-    /// resets the connections to which the bytes are owed.
+    /// Forgets the content of all pages: none counts as used. A restarted daemon may do so if no
+    /// connection is owed the bytes.
     pub fn forget_pages(&mut self) {
         self.put(header::PAGES_USED, 0);
         self.page_vm.clear();
