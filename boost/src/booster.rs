@@ -23,7 +23,7 @@ use crate::policy::{Allowance, Deferral, Ended, Wait};
 use crate::process::{Identity, Stat, Thread};
 use crate::protocol::{Order, Report, VERSION};
 use crate::sys::{Class, set_class};
-use crate::vm::{Vm, Waiting, Wish};
+use crate::vm::{Held, Vm, Waiting, Wish};
 use crate::{BEAT, PRIORITY, SILENCE_MAX, WORKER_PRIORITY};
 
 /// How often boosts are looked at.
@@ -209,11 +209,13 @@ impl Booster {
                 }
                 self.meet_worker(worker, rt_priority);
             }
-            Order::Vm { vm, name, pid, boost, vcpu_cgroup } => {
+            Order::Vm { vm, name, pid, tap, boost, vcpu_cgroup } => {
                 self.forget(vm);
                 let cgroup =
                     vcpu_cgroup.and_then(|name| self.hierarchy.as_ref().map(|it| it.dir(&name)));
-                self.vms.insert(vm, Vm::new(now, name, pid, boost, cgroup));
+                let mut it = Vm::new(now, name, pid, boost, cgroup);
+                it.held = tap.map(Held::new);
+                self.vms.insert(vm, it);
                 self.judged_at = None;
             }
             Order::Gone { vm } => self.forget(vm),
@@ -458,7 +460,9 @@ impl Booster {
 
     /// Judges which VMs may be boosted, and by which means.
     fn judge(&mut self) {
+        let (now, worker) = (self.now(), self.worker.as_ref().map_or(0, |it| it.tid));
         for vm in self.vms.values_mut() {
+            vm.find_holder(now, worker);
             vm.look(self.hierarchy.as_ref());
         }
         self.sample(None);

@@ -4,7 +4,8 @@
 //!
 //! The daemon knows which VM is owed bytes, and until when. It sends orders ([`protocol`]); it has
 //! no right to touch another process's scheduling, and reads no other process's `/proc`. This
-//! program has that right (`CAP_SYS_NICE`) and no other. It is two processes:
+//! program has that right (`CAP_SYS_NICE`) and, where VMs have taps that are attached, the one to
+//! see who holds a tap (`CAP_SYS_PTRACE`). It is two processes:
 //!
 //! - the **booster** ([`booster`]) takes the orders, finds the threads ([`process`]), chooses the
 //!   means by the layout of cgroups or refuses ([`layout`]), keeps the accounts ([`policy`]), and

@@ -1,6 +1,6 @@
 //! A VMM, as `/proc` tells of it: its vCPU threads, and what they do (BST-05).
 
-use std::fs::{File, read_dir, read_to_string};
+use std::fs::{File, read_dir, read_link, read_to_string};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
@@ -164,6 +164,35 @@ fn traced_children(pid: i32) -> Vec<Stat> {
     };
     let children = children.split_whitespace().filter_map(|child| child.parse().ok());
     children.filter(traced).filter_map(|child| Stat::of(child).ok()).collect()
+}
+
+/// The process that holds the tap with this name, in the network namespace of the thread `near`.
+/// Errors: words for the operator.
+pub fn holder(tap: &str, near: i32) -> Result<i32, String> {
+    let namespace = |pid: i32| read_link(format!("/proc/{pid}/ns/net")).ok();
+    let all = read_dir("/proc").map_err(|e| format!("/proc cannot be read: {e}"))?;
+    let pids = all.flatten().filter_map(|it| it.file_name().to_str()?.parse().ok());
+    let wanted = namespace(near);
+    let is_near = |&pid: &i32| wanted.is_some() && namespace(pid) == wanted;
+    let holders: Vec<i32> = pids.filter(|&pid| holds(pid, tap)).filter(is_near).collect();
+    match holders[..] {
+        [pid] => Ok(pid),
+        [] => Err(format!(
+            "no process is seen that holds {tap}: start the VM, and give nightporter-boost \
+             CAP_SYS_PTRACE, to see who has which descriptors"
+        )),
+        [one, other, ..] => Err(format!("processes {one} and {other} both hold {tap}")),
+    }
+}
+
+/// `iff:` in `fdinfo` is the name of a tap (`tun_chr_show_fdinfo`, drivers/net/tun.c, 6.18).
+fn holds(pid: i32, tap: &str) -> bool {
+    let fds = read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let taps = fds.filter(|fd| read_link(fd.path()).is_ok_and(|it| it.ends_with("tun")));
+    let mut infos = taps.filter_map(|fd| {
+        read_to_string(format!("/proc/{pid}/fdinfo/{}", fd.file_name().to_str()?)).ok()
+    });
+    infos.any(|it| it.lines().any(|line| line.strip_prefix("iff:").map(str::trim) == Some(tap)))
 }
 
 /// An open thread: its files are of this one, even if its number is given to another.

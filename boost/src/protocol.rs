@@ -9,7 +9,7 @@ use nightporter_api::BoostAccount;
 use serde::{Deserialize, Serialize};
 
 /// Both sides must have this one.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Longest packet, in bytes.
 pub const PACKET_BYTES_MAX: usize = 4096;
 
@@ -55,6 +55,8 @@ pub enum Order {
         name: String,
         /// The VMM, as the kernel names the peer of its socket; 0: there is none.
         pid: i32,
+        /// Instead: the tap that the VMM holds, in the network namespace of the worker.
+        tap: Option<String>,
         /// `None`: never boosted.
         boost: Option<Budget>,
         /// Cgroup in which its vCPU threads are, below the mount point of the `cpu` controller.

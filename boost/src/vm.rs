@@ -11,7 +11,7 @@ use crate::journal::{Journal, check_plain};
 use crate::lag::{Lag, Share};
 use crate::layout::{Hierarchy, Means};
 use crate::policy::{Account, Allowance, Deferral, Ended, Row, SLEEP_MAX_NS, Wait};
-use crate::process::{Process, Thread, Turns};
+use crate::process::{Process, Thread, Turns, holder};
 use crate::protocol::{Budget, Claim};
 
 /// A VM's wish for its core.
@@ -72,11 +72,32 @@ impl Boost {
     }
 }
 
+/// A tap whose holder is the VMM.
+#[derive(Debug)]
+pub(crate) struct Held {
+    tap: String,
+    /// Then its holder may be looked for.
+    look_at: u64,
+    /// Why there is none.
+    why: Option<String>,
+}
+
+impl Held {
+    pub(crate) const fn new(tap: String) -> Self {
+        Self { tap, look_at: 0, why: None }
+    }
+}
+
+/// Between two searches of all processes, which take some 20 ms on a large host.
+const SEARCH_NS: u64 = 5_000_000_000;
+
 /// See the module doc.
 #[derive(Debug)]
 pub(crate) struct Vm {
     pub(crate) name: String,
     process: Option<Process>,
+    /// Where the process is looked for, if no socket tells it.
+    pub(crate) held: Option<Held>,
     cgroup: Option<PathBuf>,
     pub(crate) account: Option<Account>,
     vcpus: Vec<Vcpu>,
@@ -114,6 +135,7 @@ impl Vm {
         Self {
             name,
             process: Process::open(pid).ok(),
+            held: None,
             cgroup,
             account: budget.map(|budget| Account::new(now, budget)),
             vcpus: Vec::new(),
@@ -135,6 +157,20 @@ impl Vm {
         }
     }
 
+    /// Of a VM that has a tap: finds its VMM, once, and again when that has ended. The tap is in
+    /// the network namespace of the thread `worker`.
+    pub(crate) fn find_holder(&mut self, now: u64, worker: i32) {
+        let is_there = self.process.as_ref().is_some_and(Process::is_alive);
+        let Some(held) = self.held.as_mut().filter(|it| !is_there && now >= it.look_at) else {
+            return;
+        };
+        held.look_at = now + SEARCH_NS;
+        let found = holder(&held.tap, worker);
+        let found = found.and_then(|pid| Process::open(pid).map_err(|e| e.to_string()));
+        held.why = found.as_ref().err().cloned();
+        self.process = found.ok().or(self.process.take());
+    }
+
     /// Finds its threads, and where they run.
     pub(crate) fn look(&mut self, hierarchy: Option<&Hierarchy>) {
         let alive = |process: &&Process| process.is_alive();
@@ -143,7 +179,8 @@ impl Vm {
             if self.mode == Mode::Normal {
                 self.vcpus.clear();
             }
-            self.missing = Some("no VMM is connected".into());
+            let why = self.held.as_ref().and_then(|held| held.why.clone());
+            self.missing = Some(why.unwrap_or_else(|| "no VMM is connected".into()));
             return;
         };
         let (ids, comes_and_goes) = match process.vcpus(self.cgroup.as_deref()) {

@@ -67,7 +67,7 @@ use crate::tcp::gates::OutQueue;
 use crate::tcp::lead::AckMoments;
 use crate::tcp::options::SynInfo;
 use crate::tcp::vm::{Presence, Vm};
-use crate::tcp::wanting::{Want, Wanting};
+use crate::tcp::wanting::{Claim, Want, Wanting};
 use crate::tcp::{Ended, Fate, FlowContext};
 use crate::time::Instant;
 use crate::wire::emit::TcpEmit;
@@ -291,10 +291,12 @@ impl<'m> Engine<'m> {
     /// without boost.
     #[must_use]
     pub fn poll_want(&mut self, now: Instant, port: PortId) -> Option<Want> {
-        let vm = &mut self.ports.get_mut(usize::from(port.0))?.as_mut()?.vm;
-        let has_seen_all = vm.clock.has_seen_all();
+        let port = self.ports.get_mut(usize::from(port.0))?.as_mut()?;
+        let has_seen_all = port.vm.clock.has_seen_all();
         let owed = |id| self.flows.get(id)?.owed_bytes();
-        vm.wanting.as_mut()?.poll(now, has_seen_all, owed)
+        let want = port.vm.wanting.as_mut()?.poll(now, has_seen_all, owed)?;
+        // A VMM may empty the queue of a tap in the name of a guest that has not run.
+        (port.wire.is_none() || want.claim != Claim::Turn).then_some(want)
     }
 
     fn wanting_mut(&mut self, port: PortId) -> Option<&mut Wanting> {

@@ -46,6 +46,8 @@ struct Known {
     vcpu_cgroup: Option<String>,
     /// Its VMM, or 0.
     pid: i32,
+    /// Its tap, if that is attached.
+    tap: Option<String>,
     /// The last order to the booster.
     told: Option<wanting::Want>,
     /// When it was told last that its guest takes what it is owed.
@@ -61,6 +63,7 @@ impl Known {
             vm: self.port.0,
             name: self.name.clone(),
             pid: self.pid,
+            tap: self.tap.clone(),
             boost: self.boost,
             vcpu_cgroup: self.vcpu_cgroup.clone(),
         }
@@ -182,6 +185,7 @@ impl Booster {
                     boost: None,
                     vcpu_cgroup: None,
                     pid: 0,
+                    tap: None,
                     told: None,
                     taken_at: Instant::ZERO,
                     later: Instant::ZERO,
@@ -201,6 +205,15 @@ impl Booster {
     pub(crate) fn set_vmm(&mut self, port: PortId, pid: i32) {
         if let Some(at) = self.vms.iter().position(|known| known.port == port) {
             self.vms[at].pid = pid;
+            self.tell_of(at);
+        }
+    }
+
+    /// The tap of a VM is attached; `None`: it has gone.
+    pub(crate) fn set_tap(&mut self, port: PortId, tap: Option<&str>) {
+        let known = self.vms.iter().position(|known| known.port == port);
+        if let Some(at) = known.filter(|&at| self.vms[at].tap.as_deref() != tap) {
+            self.vms[at].tap = tap.map(str::to_owned);
             self.tell_of(at);
         }
     }
@@ -345,6 +358,7 @@ mod tests {
             boost: None,
             vcpu_cgroup: None,
             pid: 0,
+            tap: None,
             told: None,
             taken_at: Instant::ZERO,
             later: Instant::ZERO,

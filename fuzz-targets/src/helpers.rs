@@ -108,7 +108,8 @@ fn words(data: &[u8]) {
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     let budget = Some(Budget { cpu_us: 15_000, window_us: 90_000 });
-    let vm = Order::Vm { vm: 1, name: "a".into(), pid: 7, boost: budget, vcpu_cgroup: None };
+    let (name, tap) = ("a".into(), Some("vnet0".into()));
+    let vm = Order::Vm { vm: 1, name, pid: 7, tap, boost: budget, vcpu_cgroup: None };
     let boost = Order::Boost { vm: 1, claim: Claim::Bytes, for_us: 2000, taken: 0 };
     let account = Report::Account { vm: 1, account: nightporter_api::BoostAccount::default() };
     let errno = Errno::ADDRNOTAVAIL.raw_os_error();

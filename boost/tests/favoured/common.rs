@@ -255,7 +255,8 @@ impl Booster {
     /// `cpu_us`: the CPU time in its window that it may be favoured for.
     pub(crate) fn adds_with(&self, vm: u16, hog: &Hog, cpu_us: u64, vcpu_cgroup: Option<String>) {
         let boost = Some(Budget { cpu_us, window_us: 6 * cpu_us });
-        self.says(&Order::Vm { vm, name: format!("vm{vm}"), pid: hog.pid(), boost, vcpu_cgroup });
+        let (name, pid, tap) = (format!("vm{vm}"), hog.pid(), None);
+        self.says(&Order::Vm { vm, name, pid, tap, boost, vcpu_cgroup });
     }
 
     /// Answers pings until `done`.

@@ -239,7 +239,7 @@ table! {
         /// With `mac` it may be the beginning of the name, as in `"vnet*"`: then the tap is the one
         /// whose address is `mac` with `fe` as its first byte, as libvirt gives it. Default: none.
         /// Takes Linux 6.1. Not with keys of the switch (`network`, `ips`, `vlan`,
-        /// `trunk`, `isolated`, `trusted`), nor with `congestion_offload`, `toe` or `boost`.
+        /// `trunk`, `isolated`, `trusted`), nor with `congestion_offload` or `toe`.
         tap: Option<String> = optional(
             tap_pattern, "give the name of the VM's tap, as in \"vnet0\"");
         /// Owner of its sockets. Default: as `[daemon]` has it.

@@ -225,7 +225,6 @@ fn check_tap(s: &mut Section<'_, '_>, config: &VmConfig) {
         ("trusted", config.trusted),
         ("congestion_offload", config.congestion_offload),
         ("toe", config.toe),
-        ("boost", config.boost.is_some()),
     ] {
         if is_given {
             let fix = "leave it out, or give the VM a vhost-user socket instead of a tap";

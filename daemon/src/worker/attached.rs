@@ -169,6 +169,7 @@ impl DataPath {
         self.attached.view = Some(attached.view());
         let (seen, back_off) = (attached.plain(), BackOff::new(now));
         self.attached.list.push(AttachedTap { id, seen, back_off });
+        self.booster.set_tap(id, Some(attached.tap()));
         let Some(end) = attached.take_end() else { return Ok(()) };
         let config = PortConfig::uplink(net_name(&name)).on_wire(net_name(&name));
         let added = self.add_port(now, epoll, Port::Uplink(end), config);
@@ -207,6 +208,7 @@ impl DataPath {
             }
             self.engine.handle_guest_gone(now, id);
             self.forget_attached(now, epoll, id);
+            self.booster.set_tap(id, None);
         }
     }
 

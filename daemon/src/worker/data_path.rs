@@ -224,6 +224,8 @@ impl DataPath {
         self.set_rate_limit(port, Direction::FromGuest, vm.rate_limit_from_guest_mbit_s);
         self.set_rate_limit(port, Direction::ToGuest, vm.rate_limit_to_guest_mbit_s);
         self.booster.set_vm(&mut self.engine, port, vm);
+        let attached = self.ports.of_mut(port).port.as_attached_mut();
+        self.booster.set_tap(port, attached.map(|it| it.tap()));
     }
 
     /// The interface behind an uplink is gone.

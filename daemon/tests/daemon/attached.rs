@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use nightporter_api::Change;
 use nightporter_attach::tap::Tap;
+use nightporter_boost::process::holder;
+use nightporter_boost::protocol::{Claim, Order};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nix::libc;
 use nix::mount::{MsFlags, mount};
@@ -21,6 +23,7 @@ use seccompiler::{
     SeccompRule,
 };
 
+use crate::boost::Booster;
 use crate::host::{Dir, Host, LIMIT, command};
 use crate::segment::{ACK, End, PSH, RST, SYN, Seen, Segment, parse};
 use crate::uplinks::ip;
@@ -669,6 +672,49 @@ fn on_a_kernel_without_links_filters_do_it_and_go_with_the_daemon_or_at_the_next
         let said = String::from_utf8(said).unwrap();
         assert!(said.contains("cpu = 1000: "), "{said}");
         assert_eq!(filters(), 0);
+    });
+}
+
+#[test]
+#[ignore = "needs root: it attaches taps"]
+fn bst_01_the_holder_of_a_tap_is_its_vmm_and_an_empty_queue_is_no_turn() {
+    Street::run(|street| {
+        // The test itself is in another network namespace than this thread.
+        let held = street.vm.file().try_clone().unwrap();
+        let mut vmm = Command::new("sleep").arg("1000").stdin(held).spawn().unwrap();
+        let dir = Dir::new();
+        let ports = vm() + "boost = \"15ms/90ms\"\n";
+        let host = Host::start(&dir, &dir.configure(PATIENT, &ports));
+        host.until("web1", |port| port.link);
+        let (mut booster, worker) = Booster::begin(&dir);
+        let Order::Vm { vm, pid: 0, tap: Some(tap), boost: Some(_), .. } = booster.hears() else {
+            panic!("no VM with a tap")
+        };
+        booster.vm = vm;
+        let found = [holder(&tap, worker), holder("net0", worker)];
+        vmm.kill().unwrap();
+        vmm.wait().unwrap();
+        assert_eq!(found[0], Ok(vmm.id().cast_signed()));
+        assert!(found[1].as_ref().is_err_and(|why| why.contains("holds net0")), "{found:?}");
+        assert!(holder(&tap, worker).is_err(), "it has ended");
+        // Its SYN, its ACK and frames that leave the queue are no reason to favour it.
+        street.sends_frame(G, &echo(1));
+        street.gets_frame(R);
+        street.connects();
+        street.uploads(0, &[7; 1000]);
+        let before = booster.hears_boost(Claim::Bytes, 50_000);
+        street.gets(R);
+        street.reads([7; 1000]);
+        street.answers(0, 1000, &[]);
+        assert_eq!(booster.hears_boost(Claim::Reading, 2_000), before + 1, "it took them");
+        ip("link del vm0");
+        let gone = || match booster.hears() {
+            Order::Vm { pid: 0, tap: None, .. } => true,
+            Order::End { .. } => false,
+            Order::Gone { vm } if vm != booster.vm => false, // the other end of the wire
+            other => panic!("{other:?}"),
+        };
+        while !gone() {}
     });
 }
 

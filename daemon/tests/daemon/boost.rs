@@ -19,32 +19,39 @@ const BUDGET: Budget = Budget { cpu_us: 15_000, window_us: 90_000 };
 /// Receive buffers of the guest.
 const BUFFERS: u64 = 64;
 
-struct Booster {
+pub(crate) struct Booster {
     socket: OwnedFd,
     /// The number of the VM that has boost.
-    vm: u16,
+    pub(crate) vm: u16,
 }
 
 impl Booster {
-    /// Connects, and is told of both VMs.
-    fn connect(dir: &Dir) -> Self {
+    /// Connects, and is told the worker's thread.
+    pub(crate) fn begin(dir: &Dir) -> (Self, i32) {
         let flags = SocketFlags::CLOEXEC;
         let kind = SocketType::SEQPACKET;
         let socket = socket_with(AddressFamily::UNIX, kind, flags, None).unwrap();
         set_socket_timeout(&socket, Timeout::Recv, Some(LIMIT)).unwrap();
         connect(&socket, &SocketAddrUnix::new(dir.join("boost.sock")).unwrap()).unwrap();
-        let mut it = Self { socket, vm: 0 };
+        let it = Self { socket, vm: 0 };
         let Order::Hello { version, worker, rt_priority } = it.hears() else { panic!("no hello") };
         assert_eq!((version, rt_priority), (VERSION, 0));
         assert!(worker > 0);
+        (it, worker)
+    }
+
+    /// Connects, and is told of both VMs.
+    fn connect(dir: &Dir) -> Self {
+        let (mut it, _) = Self::begin(dir);
         let own = std::process::id().cast_signed();
         let mut names = Vec::new();
         for _ in 0..2 {
             let order = it.hears();
-            let Order::Vm { vm, name, pid, boost, vcpu_cgroup } = order else {
+            let Order::Vm { vm, name, pid, tap, boost, vcpu_cgroup } = order else {
                 panic!("{order:?}")
             };
             assert_eq!((pid, vcpu_cgroup), (own, None), "the front-ends are this process");
+            assert_eq!(tap, None);
             assert_eq!(boost, (name == "guest").then_some(BUDGET));
             if name == "guest" {
                 it.vm = vm;
@@ -56,7 +63,7 @@ impl Booster {
     }
 
     /// The next order.
-    fn hears(&self) -> Order {
+    pub(crate) fn hears(&self) -> Order {
         let mut buf = [0; PACKET_BYTES_MAX];
         let (len, _) = recv(&self.socket, &mut buf[..], RecvFlags::empty()).unwrap();
         assert!(len > 0, "the daemon hung up");
@@ -70,7 +77,7 @@ impl Booster {
 
     /// The next order is to boost the guest for `claim`, for at most so long; how often it has
     /// taken some of what it is owed.
-    fn hears_boost(&self, claim: Claim, most_us: u64) -> u32 {
+    pub(crate) fn hears_boost(&self, claim: Claim, most_us: u64) -> u32 {
         match self.hears() {
             Order::Boost { vm, claim: is, for_us, taken } => {
                 assert_eq!((vm, is), (self.vm, claim));
@@ -93,7 +100,7 @@ impl Booster {
     }
 
     /// Nothing was ordered until now: the daemon answers one after the other.
-    fn has_heard_all(&self) {
+    pub(crate) fn has_heard_all(&self) {
         self.says(&Report::Ping {});
         assert_eq!(self.hears(), Order::Pong {});
     }
