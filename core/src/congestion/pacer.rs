@@ -191,6 +191,15 @@ mod tests {
     }
 
     #[test]
+    fn behind_a_pause_a_burst_holds_two_segments_however_long() {
+        let mss = BURST_MAX; // of a guest that hands over super-segments
+        let (mut pacer, now) = (Pacer::new(), Instant::from_secs(7));
+        pacer.set_rate(now, 100 * mss, Duration::from_micros(100), Gain::AVOIDANCE, mss);
+        pacer.on_idle(now, Instant::from_secs(6));
+        assert_eq!(pacer.available(now), 2 * mss);
+    }
+
+    #[test]
     fn what_left_at_a_slow_rate_is_paid_for_at_the_new_one() {
         let (mut pacer, now) = (Pacer::new(), Instant::from_secs(7));
         pacer.set_rate(now, 1000, Duration::from_millis(100), Gain::AVOIDANCE, 1000);

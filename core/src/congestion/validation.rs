@@ -158,6 +158,16 @@ mod tests {
     }
 
     #[test]
+    fn a_period_has_its_last_instant() {
+        let mut v = Validation::new(at(0));
+        v.on_ack(at(0), 50_000, 2, 2, SRTT);
+        v.on_ack(at(1000), 1000, 3, 3, SRTT); // a second later, not more
+        v.on_ack(at(1500), 1000, 4, 4, SRTT);
+        v.on_ack(at(2000), 1000, 5, 5, SRTT);
+        assert_eq!(v.pipe_ack(), Some(50_000));
+    }
+
+    #[test]
     fn a_loss_reduces_what_was_in_use() {
         let mut v = Validation::new(at(0));
         v.on_ack(at(0), 8_000, 2, 2, SRTT);

@@ -45,6 +45,14 @@ impl Place {
 }
 
 impl Listed {
+    /// The beginning of its unit tests' names: the folder or file below the crate's `src`.
+    #[must_use]
+    pub fn room(&self) -> String {
+        let below = self.file.split("/src/").nth(1).unwrap_or_default();
+        let room = below.split(['/', '.']).next().unwrap_or_default();
+        format!("{room}::")
+    }
+
     /// The change of `source`, as mutation `n`.
     ///
     /// # Errors
@@ -98,6 +106,14 @@ mod tests {
         {"name": "a.rs:1:1: replace f", "file": "core/src/a.rs", "replacement": "0",
          "span": {"start": {"line": 1, "column": 3}, "end": {"line": 2, "column": 14}}}
     ]"#;
+
+    #[test]
+    fn a_room_is_a_folder_or_a_file_of_a_crate() {
+        let list: Vec<Listed> = serde_json::from_str(LIST).expect("a list");
+        let room = |file: &str| Listed { file: file.to_owned(), ..list[0].clone() }.room();
+        assert_eq!(room("core/src/tcp/vm.rs"), "tcp::");
+        assert_eq!(room("daemon/src/watchdog.rs"), "watchdog::");
+    }
 
     #[test]
     fn a_place_is_counted_in_lines_and_characters() {

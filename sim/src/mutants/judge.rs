@@ -81,13 +81,19 @@ const SLOW: [&str; 6] = [
 ];
 
 /// Runs the tests of the crate with mutation `n` (0: none) until one notices, also those that need
-/// root or other programs, as `make test` does.
+/// root or other programs, as `make test` does. Those of `room` come first, as they notice most.
 ///
 /// # Errors
 /// If they do not run.
-pub fn by_tests(built: &Built, n: usize, limit_s: u64) -> anyhow::Result<Option<Caught>> {
+pub fn by_tests(
+    built: &Built,
+    n: usize,
+    room: Option<&str>,
+    limit_s: u64,
+) -> anyhow::Result<Option<Caught>> {
     let quick: Vec<&str> = SLOW.iter().flat_map(|name| ["--skip", name]).collect();
-    for args in [quick.as_slice(), &SLOW] {
+    let room = room.map(|room| [&[room], quick.as_slice()].concat());
+    for args in room.as_deref().into_iter().chain([quick.as_slice(), &SLOW]) {
         for program in &built.tests {
             let args: Vec<&str> =
                 args.iter().copied().chain(["--quiet", "--include-ignored"]).collect();

@@ -158,7 +158,7 @@ fn edits(
 /// If they, or the first seeds, do not pass as they should.
 fn check_untouched(built: &Built, order: &Order) -> anyhow::Result<u64> {
     let before_s = ended_children_s()?;
-    if let Some(caught) = by_tests(built, 0, UNTOUCHED_LIMIT_S)? {
+    if let Some(caught) = by_tests(built, 0, None, UNTOUCHED_LIMIT_S)? {
         bail!("the crate as it is does not pass its tests: {}", caught.by);
     }
     let took_s = (ended_children_s()? - before_s).max(1);
@@ -206,7 +206,8 @@ fn judge_all(
             return Ok(());
         }
         let limit_s = state.tests_limit_s;
-        for (n, caught) in in_parallel(batch, order.jobs, |n| by_tests(built, n, limit_s))? {
+        let judge = |n: usize| by_tests(built, n, Some(&drawn[n - 1].room()), limit_s);
+        for (n, caught) in in_parallel(batch, order.jobs, judge)? {
             let fate = caught.map_or_else(|| survived.clone(), Fate::ByTest);
             state.fates.insert(drawn[n - 1].name.clone(), fate);
         }

@@ -320,3 +320,10 @@ fn sec_03_an_r_that_sacks_every_other_segment_of_a_large_window_makes_no_endless
     // The last block that is taken cuts twice.
     assert_eq!(board.runs() as u64, SENT_RUNS_MAX + 1);
 }
+
+#[test]
+fn a_copy_may_be_as_long_as_any_segment() {
+    let mut board = board("sent 4000 at 0\n again 1000:2000 at 7");
+    board.mark_longer_lost(999);
+    assert_eq!(shown(&board), "0:1000 lost, 1000:2000 lost, 2000:4000 lost");
+}

@@ -98,4 +98,9 @@ fn after_a_pause_slow_start_ends_at_three_quarters_of_what_the_path_carried() {
     let mut w = Window::new(MSS, 100 * MSS);
     w.restart(10 * MSS);
     assert_eq!(w.ssthresh(), u64::MAX, "it has never found an end");
+    let mut w = Window::new(MSS, 100 * MSS);
+    w.reduce(50 * MSS);
+    w.grow(50 * MSS);
+    w.restart(100 * MSS);
+    assert_eq!(w.ssthresh(), 50 * MSS, "nothing begins again");
 }
