@@ -117,7 +117,10 @@ impl DataPath {
             // The kernel's half of a tap takes everything, and an overlay cuts long segments.
             self.turn.set_features(now, &mut self.engine, id, Some(PortFeatures::ALL));
         }
-        self.look_for_overlays();
+        if matches!(self.ports.of(id).port, Port::Overlay(_)) {
+            self.look_for_overlays();
+        }
+        self.heartbeats.handle_change_of(id);
         self.handle_guest_events(now, epoll, id);
         Ok(id)
     }
@@ -166,8 +169,8 @@ impl DataPath {
         }
         if let Port::Overlay(overlay) = &port {
             let _ = epoll.delete(overlay.bell());
+            self.look_for_overlays();
         }
-        self.look_for_overlays();
         self.set_own_ips(id, 0, &[]);
         if port.index().is_some() {
             closer::later(None, port); // an interface that goes with it takes its time
@@ -199,7 +202,9 @@ impl DataPath {
         let Self { engine, turn, ports, heartbeats, .. } = self;
         if heartbeats.poll_timeout().is_some_and(|at| at <= now) {
             ports.now = now;
-            let vms = ports.iter().filter_map(|(id, _)| Some((id, engine.vm(id)?)));
+            let all = || ports.iter().map(|(id, _)| id).collect();
+            let looked_at = heartbeats.look_at(now).unwrap_or_else(all).into_iter();
+            let vms = looked_at.filter_map(|id| Some((id, engine.vm(id)?)));
             let vms = vms.map(|(id, vm)| (id, vm.congestion_offload, vm.controls_congestion(now)));
             let beats = heartbeats.beat(now, vms);
             turn.send_heartbeats(now, engine, ports, &beats);

@@ -23,22 +23,30 @@ pub(super) struct Heartbeats {
     told: Vec<Option<Heartbeat>>,
     /// When they are told again.
     due: Instant,
+    /// Guests that may have to be told something else before.
+    changed: Vec<PortId>,
 }
 
 impl Heartbeats {
     /// The first epoch is `epoch`.
     pub(super) const fn new(epoch: NonZeroU64) -> Self {
-        Self { epoch, told: Vec::new(), due: Instant::ZERO }
+        Self { epoch, told: Vec::new(), due: Instant::ZERO, changed: Vec::new() }
     }
 
     /// When to [`Self::beat`].
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        (self.due < Instant::MAX).then_some(self.due)
+        let due = if self.changed.is_empty() { self.due } else { Instant::ZERO };
+        (due < Instant::MAX).then_some(due)
     }
 
-    /// A guest may have to be told something else.
+    /// Any guest may have to be told something else.
     pub(super) const fn handle_change(&mut self) {
         self.due = Instant::ZERO;
+    }
+
+    /// This guest may have to be told something else.
+    pub(super) fn handle_change_of(&mut self, port: PortId) {
+        self.changed.push(port);
     }
 
     /// Another guest may have this number: it was told nothing yet.
@@ -46,22 +54,31 @@ impl Heartbeats {
         if let Some(told) = self.told.get_mut(usize::from(port.0)) {
             *told = None;
         }
-        self.handle_change();
+        self.changed.retain(|changed| *changed != port);
     }
 
-    /// The heartbeats for guests now. For each guest: whether it should have congestion offload,
-    /// and whether the host controls its congestion.
+    /// The guests to look at now; `None`: all.
+    pub(super) fn look_at(&mut self, now: Instant) -> Option<Vec<PortId>> {
+        let changed = std::mem::take(&mut self.changed);
+        let all = self.due <= now;
+        if all {
+            self.due = Instant::MAX;
+        }
+        (!all).then_some(changed)
+    }
+
+    /// The heartbeats for the guests that are looked at. For each guest: whether it should have
+    /// congestion offload, and whether the host controls its congestion.
     pub(super) fn beat(
         &mut self,
         now: Instant,
         vms: impl Iterator<Item = (PortId, bool, bool)>,
     ) -> Vec<(PortId, Heartbeat)> {
-        let Self { epoch, told, due } = self;
-        *due = Instant::MAX;
+        let Self { epoch, told, due, .. } = self;
         let mut beats = Vec::new();
         for (port, wanted, controls) in vms {
             if wanted {
-                *due = now + HEARTBEAT_PERIOD;
+                *due = (*due).min(now + HEARTBEAT_PERIOD);
             }
             let at = usize::from(port.0);
             if told.len() <= at {
@@ -99,8 +116,43 @@ mod tests {
     }
 
     fn beat(h: &mut Heartbeats, now: Instant, controls: [bool; 2]) -> Vec<(PortId, Heartbeat)> {
+        assert_eq!(h.look_at(Instant::MAX), None, "all are due");
+        beat_of(h, now, None, controls)
+    }
+
+    fn beat_of(
+        h: &mut Heartbeats,
+        now: Instant,
+        looked_at: Option<Vec<PortId>>,
+        controls: [bool; 2],
+    ) -> Vec<(PortId, Heartbeat)> {
         let vms = [PortId(1), PortId(4)].into_iter().zip(controls);
+        let vms = vms.filter(|(port, _)| looked_at.as_ref().is_none_or(|of| of.contains(port)));
         h.beat(now, vms.map(|(port, controls)| (port, controls, controls)))
+    }
+
+    #[test]
+    fn flood_28_a_guest_that_changes_is_told_alone_and_at_once() {
+        let mut h = Heartbeats::new(epoch(70));
+        assert_eq!(beat(&mut h, T0, [true, false]), [says(1, true, 70)]);
+        let soon = T0 + Duration::from_millis(10);
+        h.handle_change_of(PortId(4));
+        assert_eq!(h.poll_timeout(), Some(Instant::ZERO));
+        let looked_at = h.look_at(soon);
+        assert_eq!(looked_at, Some(vec![PortId(4)]));
+        assert_eq!(beat_of(&mut h, soon, looked_at, [true; 2]), [says(4, true, 71)]);
+        assert_eq!(h.poll_timeout(), Some(T0 + HEARTBEAT_PERIOD), "as it was for the other");
+        h.handle_change_of(PortId(4));
+        h.forget(PortId(4));
+        assert_eq!(h.poll_timeout(), Some(T0 + HEARTBEAT_PERIOD), "it is gone");
+        assert_eq!(h.look_at(T0 + HEARTBEAT_PERIOD), None, "all");
+        // Where nobody had congestion offload, one that comes with it is told again.
+        let mut h = Heartbeats::new(epoch(70));
+        assert!(beat(&mut h, T0, [false; 2]).is_empty());
+        h.handle_change_of(PortId(1));
+        let looked_at = h.look_at(soon);
+        assert_eq!(beat_of(&mut h, soon, looked_at, [true; 2]), [says(1, true, 70)]);
+        assert_eq!(h.poll_timeout(), Some(soon + HEARTBEAT_PERIOD));
     }
 
     #[test]
@@ -119,7 +171,10 @@ mod tests {
     #[test]
     fn flood_28_what_the_engine_finds_by_itself_is_said_once_and_looked_at_each_period() {
         let mut h = Heartbeats::new(epoch(70));
-        let mut beat = |controls| h.beat(T0, [(PortId(1), true, controls)].into_iter());
+        let mut beat = |controls| {
+            assert_eq!(h.look_at(Instant::MAX), None);
+            h.beat(T0, [(PortId(1), true, controls)].into_iter())
+        };
         assert_eq!(beat(true), [says(1, true, 70)]);
         assert_eq!(beat(false), [says(1, false, 70)]);
         assert!(beat(false).is_empty());

@@ -132,7 +132,6 @@ impl DataPath {
         mut opened: Opened,
     ) -> Result<Vec<Client>, String> {
         let (path, opened) = (self, &mut opened);
-        path.heartbeats.handle_change();
         let port = |path: &Self, name: &str| {
             path.ports.find(name).ok_or_else(|| format!("there is no port {name}"))
         };
@@ -264,6 +263,7 @@ fn set_vm(
             guest.port.listen_by(opened.take_socket(name));
         }
     }
+    path.heartbeats.handle_change_of(id);
     path.handle_guest_events(now, epoll, id);
     path.set_limits(id, vm);
     set_toe(path, opened, id, before, vm);
