@@ -8,7 +8,7 @@ use crate::flow::table::{FlowId, HashedKey};
 use crate::limits::{FLOWS_PER_TRANSLATED, T_ACCEPT_ALIVE};
 use crate::port::{Local, PortId};
 use crate::tcp::accept::grant::{Grant, Lower, Offered};
-use crate::tcp::accept::half_open::{Entry, Reply};
+use crate::tcp::accept::half_open::{Asked, Entry, Reply};
 use crate::tcp::accept::{AcceptConfig, Accepting, server};
 use crate::tcp::flow::Flow;
 use crate::tcp::options::SynInfo;
@@ -21,12 +21,18 @@ use crate::wire::virtio_net::VirtioNetHdr;
 
 impl Engine<'_> {
     /// Turns accept offload of a VM on, or off for new connections: those that H has accepted stay.
-    /// `keys` must be unpredictable, and used for nothing else. A VM on a wire has none, because a
-    /// plain wire could not translate.
+    /// `keys` must be unpredictable, and used for nothing else. If it is on already, H keeps its
+    /// keys and its knowledge, of all ports, and goes on to answer. A VM on a wire has none,
+    /// because a plain wire could not translate.
     pub fn set_accept_offload(&mut self, port: PortId, wanted: Option<(AcceptConfig, [u64; 6])>) {
         let Some(p) = self.port_mut(port).filter(|p| p.config.is_guest()) else { return };
         let is_wire = p.wire.is_some();
         let wanted = wanted.filter(|_| !is_wire);
+        if let (Some(before), Some((config, _))) = (&mut p.vm.accepting, &wanted) {
+            let begins_at = config.begins_at.min(before.config.begins_at);
+            before.config = AcceptConfig { begins_at, ..config.clone() };
+            return;
+        }
         let new = wanted.map(|(config, keys)| Box::new(Accepting::new(config, keys)));
         let before = std::mem::replace(&mut p.vm.accepting, new);
         self.common.half_open -= before.map_or(0, |it| it.half_open.len());
@@ -62,9 +68,13 @@ impl Engine<'_> {
         key: &FlowKey,
         f: &Frame<'_>,
     ) -> Option<()> {
-        if let Reply::Again(entry) = self.reply(port, key, f)? {
-            self.send_syn_ack(&entry);
-            return Some(());
+        match self.reply(port, key, f)? {
+            Reply::Again(entry) => {
+                self.send_syn_ack(&entry);
+                return Some(());
+            }
+            Reply::Nothing => return Some(()),
+            _ => {}
         }
         if !self.may_accept(now, port, key) {
             return None;
@@ -79,7 +89,7 @@ impl Engine<'_> {
             .ok()?;
         let beginning = accepting.isn.beginning(now, key);
         let grant = Grant::of(now, f.ip, f.tcp, &answer.offered, beginning)?;
-        let entry = Entry { key: *key, grant, l2: answer.l2 };
+        let entry = Entry { key: *key, grant, l2: answer.l2, asked: Asked::of(f.tcp) };
         if !self.remember(now, port, entry) {
             return None;
         }
@@ -119,6 +129,7 @@ impl Engine<'_> {
             && vm.local != Local::Never
             && vm.clock.alive_within(now, T_ACCEPT_ALIVE)
             && !vm.refuses(now, key.r_addr, key.g_port)
+            && !vm.servers.is_far(now, (key.g_addr, key.g_port))
     }
 
     /// H has answered this SYN. `false`: there is no place for it.
@@ -137,11 +148,27 @@ impl Engine<'_> {
     /// The meaning of a segment of R for a SYN that H has answered. `None`: the VM has no accept
     /// offload.
     fn reply(&mut self, port: PortId, key: &FlowKey, f: &Frame<'_>) -> Option<Reply> {
+        self.forget_all_half_open(port);
         let accepting = self.port_mut(port)?.vm.accepting.as_mut()?;
         let before = accepting.half_open.len();
         let reply = accepting.half_open.on_segment_from_net(key, f.tcp);
         self.common.half_open -= before - accepting.half_open.len();
         Some(reply)
+    }
+
+    /// If the guest may be elsewhere nobody speaks in its name (LIFE-07, LIFE-16), and for a VM
+    /// that drains nothing more is promised. Its remotes learn that by the answers to their third
+    /// ACKs.
+    fn forget_all_half_open(&mut self, port: PortId) {
+        let Some(p) = self.port_mut(port) else { return };
+        let is_here = p.vm.presence == Presence::Here && !p.vm.migrates() && !p.vm.draining;
+        if let Some(accepting) = p.vm.accepting.as_mut()
+            && !(is_here && p.features.is_some())
+        {
+            let gone = accepting.half_open.len();
+            accepting.half_open.clear();
+            self.common.half_open -= gone;
+        }
     }
 
     fn send_syn_ack(&mut self, entry: &Entry) {
@@ -173,6 +200,7 @@ impl Engine<'_> {
     pub(super) fn repeat_syn_acks(&mut self, now: Instant) {
         self.half_open_due = Instant::MAX;
         for place in 0..self.ports.len() {
+            self.forget_all_half_open(PortId(u16::try_from(place).unwrap_or(u16::MAX)));
             while let Some(entry) = self.poll_syn_ack(now, place) {
                 self.send_syn_ack(&entry);
             }
@@ -200,6 +228,9 @@ impl Engine<'_> {
         hdr: &VirtioNetHdr,
         frame: &mut [u8],
     ) -> Result<Verdict, DropReason> {
+        if !self.has_half_open(&key.key) {
+            return Ok(Verdict::Forward(out));
+        }
         let packet = Packet::parse(frame)?;
         let Some((ip, tcp)) = packet.tcp() else { return Ok(Verdict::Forward(out)) };
         let mut f = Frame { bytes: frame, hdr, eth: &packet.eth, ip, tcp };
@@ -219,7 +250,7 @@ impl Engine<'_> {
         f: &mut Frame<'_>,
     ) -> Fate {
         let port = PortId(key.port);
-        if self.vm(port).is_none_or(|vm| vm.accepting.is_none()) || !f.checksum_ok() {
+        if !self.has_half_open(key) || !f.checksum_ok() {
             return Fate::Pass;
         }
         match self.reply(port, key, f) {
@@ -232,6 +263,11 @@ impl Engine<'_> {
             Some(Reply::Resets) => Fate::Absorbed,
             Some(Reply::Nothing) => Fate::Drop(DropReason::OutOfWindow),
         }
+    }
+
+    fn has_half_open(&self, key: &FlowKey) -> bool {
+        let accepting = self.vm(PortId(key.port)).and_then(|vm| vm.accepting.as_ref());
+        accepting.is_some_and(|accepting| accepting.half_open.has(key))
     }
 
     /// R has completed the handshake. If there is no place for its connection now, R repeats its
@@ -288,11 +324,12 @@ impl Engine<'_> {
 
     #[cold]
     fn note_offer_of_guest(&mut self, now: Instant, key: &FlowKey, syn: SynInfo, f: &Frame<'_>) {
+        let asked = self.syn_cache.only(key, |syn| syn.is_acknowledged_by(f.tcp.ack));
         let Some(p) = self.port_mut(PortId(key.port)) else { return };
         let Some(accepting) = &mut p.vm.accepting else { return };
         if f.tcp.flags.ack() {
             let offered = Offered { syn_ack: syn, window: f.tcp.window, lower: Lower::of(f.ip) };
-            accepting.learned.on_syn_ack(now, server(key), offered);
+            accepting.learned.on_syn_ack(now, server(key), offered, asked.as_ref());
             return;
         }
         self.forget_half_open(PortId(key.port), key);

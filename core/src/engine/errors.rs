@@ -30,11 +30,13 @@ impl Engine<'_> {
             version: ip.version,
         };
         let Some(id) = self.flows.lookup(&key) else { return false };
+        if self.with_flow(now, id, |flow, cx| flow.on_opening_unreachable(cx, &it)) == Some(true) {
+            return true;
+        }
         if let Some(it) = TooBig::parse(frame, ip) {
             self.with_flow(now, id, |flow, cx| flow.on_too_big_for_guest(cx, &it));
-            return false;
         }
-        self.with_flow(now, id, |flow, cx| flow.on_opening_unreachable(cx, &it)) == Some(true)
+        false
     }
 
     /// An ICMP error on its way to a guest for which H sends: it may be about a segment of H

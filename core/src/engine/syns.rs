@@ -105,8 +105,10 @@ impl Engine<'_> {
         self.note_offer(now, &key, syn_g, f);
         if let Some(id) = self.flows.lookup(&key) {
             let Some(flow) = self.flows.get_mut(id) else { return false };
+            // G repeats none of a closed one: it has acknowledged R's FIN.
             let asked = || self.syn_cache.has(&key);
-            if flow.is_of_host() && !client && (flow.is_live() || !asked()) {
+            let is_its = flow.is_live() || (flow.state() == State::Abort && !asked());
+            if flow.is_of_host() && !client && is_its {
                 self.with_flow(now, id, |flow, cx| flow.on_syn_ack_translated(cx, f));
                 return true;
             }

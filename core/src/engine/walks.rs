@@ -13,7 +13,7 @@ use crate::flow::table::{Class, FlowId};
 use crate::limits::T_AWAITED;
 use crate::port::PortId;
 use crate::tcp::Passed;
-use crate::tcp::flow::Why;
+use crate::tcp::flow::{Flow, State, Why};
 use crate::tcp::vm::Presence;
 use crate::time::Instant;
 
@@ -35,6 +35,8 @@ pub(super) enum Deed {
     PassedPlain(Passed),
     /// Its wire is taken away.
     Detached,
+    /// Nobody will translate any more: both sides are reset (ACC-08).
+    EndTranslated,
     /// Its guest is gone: the remote is told (LIFE-05).
     End,
     /// And the flow goes, too.
@@ -143,16 +145,29 @@ impl Engine<'_> {
 
     /// Makes no new promises for any VM; see [`Self::drain`].
     pub fn drain_all(&mut self, now: Instant) {
-        let in_steps = self.flows.len() > self.walks.flows_per_step;
         for port in (0..).map(PortId).take(self.ports.len()) {
-            let Some(p) = self.port_mut(port).filter(|p| p.config.is_guest()) else { continue };
-            p.vm.draining = true;
-            if !in_steps {
-                self.walk(now, Deed::Drain, port);
+            if let Some(p) = self.port_mut(port).filter(|p| p.config.is_guest()) {
+                p.vm.draining = true;
             }
         }
-        if in_steps {
-            self.walks.begin(Deed::Drain, None);
+        self.walk_all(now, Deed::Drain);
+    }
+
+    /// Nobody goes on with connections that H has accepted: both sides of each are reset (ACC-08).
+    /// G is owed its RST as it is owed bytes.
+    pub fn end_translated(&mut self, now: Instant) {
+        self.walk_all(now, Deed::EndTranslated);
+    }
+
+    /// Does this to all flows of all VMs that are in the path, or begins to.
+    fn walk_all(&mut self, now: Instant, deed: Deed) {
+        if self.flows.len() > self.walks.flows_per_step {
+            return self.walks.begin(deed, None);
+        }
+        for port in (0..).map(PortId).take(self.ports.len()) {
+            if self.port(port).is_some_and(|p| p.config.is_guest()) {
+                self.walk(now, deed, port);
+            }
         }
     }
 
@@ -194,10 +209,11 @@ impl Engine<'_> {
         self.walks.any() && (of(Deed::End) || of(Deed::Remove))
     }
 
-    /// Whether some VM is being drained, and not all of its flows know that yet.
+    /// Whether some VM is being drained, and not all of its flows know that yet; or not all of them
+    /// are reset.
     #[must_use]
     pub fn is_draining(&self) -> bool {
-        self.walks.any_of(Deed::Drain, None)
+        [Deed::Drain, Deed::EndTranslated].into_iter().any(|deed| self.walks.any_of(deed, None))
     }
 
     #[cold]
@@ -209,7 +225,7 @@ impl Engine<'_> {
         for place in places {
             if let Some((id, key, flow)) = self.flows.at(place)
                 && walk.port.is_none_or(|port| port.0 == key.port)
-                && (flow.is_live() || walk.deed == Deed::Remove)
+                && (goes_on(flow) || walk.deed == Deed::Remove)
             {
                 self.does(now, walk.deed, id);
             }
@@ -233,11 +249,17 @@ impl Engine<'_> {
             Deed::Spoke => flow.on_guest_spoke(cx),
             Deed::PassedPlain(passed) => flow.on_passed_plain(cx, passed),
             Deed::Detached => flow.on_detached(cx),
-            Deed::Remove if !flow.is_live() => {}
+            Deed::EndTranslated => flow.end_translated_by_operator(cx),
+            Deed::Remove if !goes_on(flow) => {}
             Deed::End | Deed::Remove => flow.on_guest_gone(cx),
         });
         if deed == Deed::Remove {
             self.remove_flow(id);
         }
     }
+}
+
+/// It is in the path, or H edits its last frames.
+fn goes_on(flow: &Flow) -> bool {
+    flow.is_live() || flow.state() == State::Translated
 }

@@ -7,7 +7,7 @@ use crate::limits::{
 use crate::port::Local;
 use crate::tcp::FlowContext;
 use crate::tcp::distance::{Distance, hops};
-use crate::tcp::flow::{Flow, Why};
+use crate::tcp::flow::{Flow, State, Why};
 use crate::tcp::losses::Narrow;
 use crate::tcp::options::Offers;
 use crate::tcp::sender::Path;
@@ -113,7 +113,9 @@ impl Flow {
         let least = if cx.key.version == IpVersion::V4 { v4 } else { v6 };
         let mss = u64::from(it.mtu.max(least)) - self.ip_tcp_len(cx);
         let before = self.options.mss_to_guest;
-        if !self.is_live() || !under_way || mss >= before.into() {
+        // A SYN is short enough for every path.
+        let has_segments = self.is_live() && self.state() != State::Opening;
+        if !has_segments || !under_way || mss >= before.into() {
             return;
         }
         let mss_before = self.losses.narrow().map_or(before, |narrow| narrow.mss_before);

@@ -96,6 +96,11 @@ impl Servers {
         self.entry(now, address).far_until = now + T_NOT_LOCAL;
     }
 
+    /// It has shown that lately.
+    pub(crate) fn is_far(&self, now: Instant, address: (IpAddr16, u16)) -> bool {
+        self.find(address).is_some_and(|server| server.far_until > now)
+    }
+
     fn find(&self, address: (IpAddr16, u16)) -> Option<&Server> {
         self.0.iter().find(|server| server.address == address)
     }

@@ -6,6 +6,7 @@ use crate::limits;
 use crate::store::arena::Arena;
 use crate::tcp::distance::Distance;
 use crate::tcp::flow::{Flow, State, Why};
+use crate::tcp::losses::Translated;
 use crate::tcp::timers::Timer;
 use crate::tcp::vm::{Presence, Vm};
 use crate::tcp::{Fate, FlowContext};
@@ -406,6 +407,7 @@ impl Flow {
             sender.on_ring_reset(&mut sending);
             if self.state() != State::Opening {
                 self.begin_doubt(cx); // an opening one asks by its SYN
+                self.losses.translated_mut().into_iter().for_each(Translated::ask_soon);
             }
             // It may have been silent for a guest that was awaited.
             let owes_ack = self.ack_to_net() > self.receiver.acks.sent();
@@ -447,7 +449,9 @@ impl Flow {
             // G drops bytes that R sends beyond G's own window after this, and R repeats them.
             let over = !self.has_place() || !self.is_live();
             if over && self.is_bound() {
-                self.ask_both(cx);
+                if !stands {
+                    self.ask_both(cx);
+                }
             } else if over && self.owes_nothing() && !self.awaits_word(cx.vm) {
                 return true;
             } else if self.holds_nothing() && self.receiver.guest_has_room(&self.terms()) {

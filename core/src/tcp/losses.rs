@@ -82,6 +82,15 @@ pub(crate) struct Translated {
     pub(crate) heard: Heard,
 }
 
+impl Translated {
+    /// G has a new ring, and may have booted: both ends are asked when they have been silent for a
+    /// little (ACC-08).
+    pub(crate) fn ask_soon(&mut self) {
+        self.asked = self.asked.max(1);
+        self.heard = Heard::default();
+    }
+}
+
 saved! {
     Translated { numbers, asked }
     reset {

@@ -411,6 +411,13 @@ impl Flow {
         self.end_frame(cx, Fate::Drop(DropReason::FlowAborted))
     }
 
+    /// H stops, and nobody will translate.
+    pub(crate) fn end_translated_by_operator(&mut self, cx: &mut FlowContext<'_, '_>) {
+        if self.is_counted() {
+            self.abort_both(cx, Why::Operator);
+        }
+    }
+
     /// A SYN-ACK of G under the flow's key, and R has not opened anew: H answers it as R would
     /// (ACC-11).
     pub(crate) fn on_syn_ack_translated(&mut self, cx: &mut FlowContext<'_, '_>, f: &Frame<'_>) {

@@ -444,6 +444,12 @@ impl Vm {
         self.spare().min((self.budget_pages / 2).saturating_sub(self.lent_pages))
     }
 
+    /// H answers SYNs for it from then on; `None`: it has no accept offload.
+    #[must_use]
+    pub fn accepts_from(&self) -> Option<Instant> {
+        self.accepting.as_ref().map(|accepting| accepting.config.begins_at)
+    }
+
     /// It may migrate (LIFE-06).
     #[must_use]
     pub const fn migrates(&self) -> bool {

@@ -659,7 +659,7 @@ fn acc_04_an_icmp_error_quotes_g_s_own_number() {
     opens(&w, &r, &g);
     g.sends("1:1001 ack 1001");
     let left = r.gets("1:1001 ack 1001");
-    let error = unreachable(&left.bytes, [10, 0, 0, 9], [10, 0, 0, 1]);
+    let error = unreachable(3, &left.bytes, [10, 0, 0, 9], [10, 0, 0, 1]);
     w.frame(PortId(0), VirtioNetHdr::default(), &error);
     let (_, at_guest) = w.0.borrow_mut().outside.strays.pop().expect("it is forwarded");
     let own = g.end(|end| end.isn).wrapping_add(1);
@@ -668,9 +668,9 @@ fn acc_04_an_icmp_error_quotes_g_s_own_number() {
     assert_eq!(sum, 0, "its checksum");
 }
 
-/// An ICMP error about the segment in this frame.
-fn unreachable(frame: &[u8], from: [u8; 4], to: [u8; 4]) -> Vec<u8> {
-    let mut icmp = vec![3, 3, 0, 0, 0, 0, 0, 0];
+/// An ICMP error with this code about the segment in this frame.
+fn unreachable(code: u8, frame: &[u8], from: [u8; 4], to: [u8; 4]) -> Vec<u8> {
+    let mut icmp = vec![3, code, 0, 0, 0, 0, 2, 88]; // the MTU, where one is too long: 600
     icmp.extend(&frame[14..14 + 28]);
     let sum = checksum(&icmp).to_be_bytes();
     icmp[2..4].copy_from_slice(&sum);
@@ -687,17 +687,19 @@ fn unreachable(frame: &[u8], from: [u8; 4], to: [u8; 4]) -> Vec<u8> {
 /// G's filter answers H's SYN by an ICMP error, of which R hears nothing but its RST.
 #[test]
 fn acc_01b_an_icmp_error_of_g_is_a_refusal() {
-    let (w, r, g) = accepted(&Setup::new());
-    r.sends("1:1001 ack 1");
-    r.gets("1 ack 1001");
-    g.runs();
-    let syn = g.gets_syn();
-    w.set_lenient(1, true);
-    let error = unreachable(&syn.bytes, [10, 0, 0, 1], [10, 0, 0, 2]);
-    let verdict = w.frame(GUEST, VirtioNetHdr::default(), &error);
-    assert_eq!(verdict, Verdict::Absorbed);
-    r.gets_last("R. 1:1 ack 1001");
-    assert_eq!(state(&w), Some(State::Abort));
+    for code in [3, 4] {
+        let (w, r, g) = accepted(&Setup::new());
+        r.sends("1:1001 ack 1");
+        r.gets("1 ack 1001");
+        g.runs();
+        let syn = g.gets_syn();
+        w.set_lenient(1, true);
+        let error = unreachable(code, &syn.bytes, [10, 0, 0, 1], [10, 0, 0, 2]);
+        let verdict = w.frame(GUEST, VirtioNetHdr::default(), &error);
+        assert_eq!(verdict, Verdict::Absorbed, "{code}");
+        r.gets_last("R. 1:1 ack 1001");
+        assert_eq!(state(&w), Some(State::Abort));
+    }
 }
 
 /// After a kill nobody can translate, so both sides are reset, also of a flow that owes nothing.
@@ -844,6 +846,96 @@ fn acc_08_half_of_the_entries_and_an_eighth_of_the_budget() {
         }
         let limit = if flows_max == 64 && budget_bytes == 8 << 20 { 16 } else { most };
         assert_eq!(accepted, limit, "of {flows_max}, {budget_bytes}");
+    }
+}
+
+/// A SYN without options says nothing of the server, nor does G's answer to it.
+#[test]
+fn acc_02_a_client_without_options_takes_none_from_others() {
+    let (w, _, _) = answering(&Setup::new());
+    w.after_ms(60_001);
+    let none = Setup { ts: [false; 2], sack: [false; 2], scale: [None; 2], ..Setup::new() };
+    let (plain, g) = w.pair(&none);
+    w.handshake(&plain, &g);
+    plain.sends("1:101 ack 1");
+    g.sends("1 ack 101");
+    let (r, _) = w.pair(&Setup::new());
+    r.sends_syn();
+    let options = r.gets_syn().tcp().options;
+    assert!(options.timestamps.is_some() && options.sack_permitted, "{options:?}");
+    assert!(options.window_scale.is_some(), "{options:?}");
+}
+
+/// G's answer to R's next connection is R's, also if H does not follow that one.
+#[test]
+fn acc_11_ports_are_used_again_without_the_offload() {
+    let (w, r, g) = accepted(&Setup::new());
+    opens(&w, &r, &g);
+    g.sends("1 ack 1001");
+    r.sends("F. 1001:1001 ack 1");
+    g.takes_all();
+    g.sends("F. 1:1 ack 1002");
+    r.takes_all();
+    r.sends("1002:1002 ack 2");
+    g.takes_all();
+    assert_eq!(state(&w), Some(State::Translated));
+    let port = w.guest_port();
+    w.engine(|e, now| e.set_offload(now, port, false));
+    for peer in [&r, &g] {
+        peer.end(|end| {
+            (end.isn, end.shown) = (end.isn.wrapping_add(1 << 20), None);
+            (end.next, end.acked) = (0, 0);
+        });
+    }
+    w.handshake(&r, &g);
+}
+
+/// After a ring reset each of them is asked: the guest may have booted, and R be silent.
+#[test]
+fn acc_08_after_a_ring_reset_both_ends_are_asked() {
+    let (w, r, g) = accepted(&Setup::new());
+    opens(&w, &r, &g);
+    g.sends("1 ack 1001");
+    r.takes_all();
+    w.happens(Event::DriverReset(0));
+    w.set_features(GUEST, None);
+    w.set_features(GUEST, Some(Setup::new().features));
+    w.happens(Event::DriverBack(0));
+    w.after_ms(80_000);
+    g.gets_last("1000:1000 ack 1");
+    r.gets_last("0:0 ack 1001");
+}
+
+/// For a VM that drains nothing more is promised (LIFE-08).
+#[test]
+fn acc_03_a_third_ack_in_a_drain_is_for_g() {
+    let (w, r, g) = answering(&Setup::new());
+    r.sends_syn();
+    r.gets_syn();
+    let port = w.guest_port();
+    w.engine(|e, now| e.drain(now, port));
+    r.sends("1 ack 1");
+    g.gets("1:1");
+    assert_eq!(state(&w), None);
+}
+
+/// Nobody speaks in the name of a guest that has moved, or stands (LIFE-07, LIFE-16).
+#[test]
+fn acc_15_an_answer_is_not_repeated_for_a_guest_that_may_be_elsewhere() {
+    let migrates = |w: &World<'_>| w.engine(|e, now| e.set_migrating(now, GUEST, true));
+    let leaves = |w: &World<'_>| {
+        w.engine(|e, now| e.set_migrating(now, GUEST, true));
+        w.happens(Event::Migrated(0));
+        w.engine(|e, now| e.handle_guest_leaves(now, GUEST));
+    };
+    let has_no_driver = |w: &World<'_>| w.set_features(GUEST, None);
+    for happens in [&migrates as &dyn Fn(&World<'_>), &leaves, &has_no_driver] {
+        let (w, r, _) = answering(&Setup::new());
+        r.sends_syn();
+        r.gets_syn();
+        happens(&w);
+        w.after_ms(31_000);
+        r.gets_nothing();
     }
 }
 

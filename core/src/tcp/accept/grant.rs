@@ -64,6 +64,29 @@ pub struct Offered {
     pub lower: Lower,
 }
 
+impl Offered {
+    /// Of an option that the SYN has not `asked` for it says nothing, and the offer `before` does;
+    /// nor does an answer to more than H grants say what G would do without.
+    #[must_use]
+    pub fn without_unasked(mut self, asked: &SynInfo, before: &Self) -> Self {
+        let (syn_ack, before) = (&mut self.syn_ack, &before.syn_ack);
+        let keep = |of: u8, it: u8| if asked.bits & of == of { 0 } else { it };
+        let ts = keep(SynInfo::HAS_TIMESTAMPS, SynInfo::HAS_TIMESTAMPS);
+        let kept = ts
+            | keep(SynInfo::HAS_SACK, SynInfo::HAS_SACK)
+            | keep(SynInfo::ECE | SynInfo::CWR, ECN_BITS)
+            | (asked.bits & (SynInfo::HAS_UNKNOWN | SynInfo::HAS_MPTCP));
+        syn_ack.bits = syn_ack.bits & !kept | before.bits & kept;
+        if ts != 0 {
+            syn_ack.tsval = before.tsval;
+        }
+        if asked.window_scale == SynInfo::NO_SCALE {
+            syn_ack.window_scale = before.window_scale;
+        }
+        self
+    }
+}
+
 /// R's offers, and H's answer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Grant {

@@ -26,6 +26,33 @@ pub struct Entry {
     pub grant: Grant,
     /// The layer-2 header of the answer.
     pub l2: L2Header,
+    /// R's options, as its SYN has them.
+    pub asked: Asked,
+}
+
+/// The options of a SYN, without a clock: a copy of it has the same. Some clients give options up
+/// when they repeat a SYN; they ignore those in an answer to their first one, and the server would
+/// go on to use them (COM-24).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Asked {
+    mss: Option<u16>,
+    window_scale: Option<u8>,
+    sack: bool,
+    timestamps: bool,
+}
+
+impl Asked {
+    /// Those of this SYN.
+    #[must_use]
+    pub const fn of(tcp: &Tcp) -> Self {
+        let options = &tcp.options;
+        Self {
+            mss: options.mss,
+            window_scale: options.window_scale,
+            sack: options.sack_permitted,
+            timestamps: options.timestamps.is_some(),
+        }
+    }
 }
 
 /// An entry, and when its answer is repeated.
@@ -85,6 +112,12 @@ impl HalfOpen {
         self.waiting.is_empty()
     }
 
+    /// There is one of this name.
+    #[must_use]
+    pub fn has(&self, key: &FlowKey) -> bool {
+        self.find(key).is_some()
+    }
+
     /// So many of a server.
     pub(crate) fn of_server(&self, of: Server) -> u32 {
         let of_it = self.waiting.iter().filter(|waiting| server(&waiting.entry.key) == of);
@@ -123,7 +156,10 @@ impl HalfOpen {
         let (of_net, flags) = (entry.grant.of_net(), tcp.flags);
         if flags.syn() && !flags.ack() && !flags.rst() {
             if tcp.seq == of_net.isn {
-                return Reply::Again(entry);
+                // Which of two R would use, nobody knows: it is not answered until R sends the
+                // first one again, or the entry goes.
+                let is_same = Asked::of(tcp) == entry.asked;
+                return if is_same { Reply::Again(entry) } else { Reply::Nothing };
             }
             self.remove(at);
             return Reply::ForGuest;
@@ -144,6 +180,12 @@ impl HalfOpen {
             return Reply::ForGuest;
         }
         Reply::Nothing
+    }
+
+    /// All are over, and nobody is told.
+    pub fn clear(&mut self) {
+        self.tags.clear();
+        self.waiting.clear();
     }
 
     /// It is a flow now. Or G sends a SYN of that name: nothing is owed to R (ACC-11). Or R's SYN
@@ -192,8 +234,10 @@ fn completes(grant: &Grant, tcp: &Tcp) -> bool {
     let (first, shown) = (grant.of_net().isn + 1, grant.shown());
     let window = i32::from(grant.window_shown());
     let fits = (0..window.max(1)).contains(&tcp.seq.after(first));
-    let clock = grant.has_timestamps().then_some(shown.tsval);
-    let echoes = tcp.options.timestamps.map(|ts| ts.tsecr) == clock;
+    // Some leave them out (SNOOP-04), and Linux asks for an echo only where there is one
+    // (`tcp_check_req`).
+    let has_clock = grant.has_timestamps();
+    let echoes = tcp.options.timestamps.is_none_or(|ts| has_clock && ts.tsecr == shown.tsval);
     let of_syn = grant.of_net().tsval; // 0 says nothing of R's clock (INV-08)
     let is_current = |tsval: u32| of_syn == 0 || Seq(tsval).ge(Seq(of_syn));
     let current = tcp.options.timestamps.is_none_or(|ts| is_current(ts.tsval));

@@ -16,6 +16,7 @@ use crate::limits::{
 use crate::store::record::L2Header;
 use crate::switch::Mac;
 use crate::tcp::accept::grant::Offered;
+use crate::tcp::options::SynInfo;
 use crate::time::Instant;
 use crate::wire::packet::IpAddr16;
 
@@ -178,10 +179,19 @@ impl Learned {
         ports.any(|port| port.server == server && port.waiting < port.waiting_max(now))
     }
 
-    /// G sends a SYN-ACK, to whomever.
-    pub fn on_syn_ack(&mut self, now: Instant, server: Server, offered: Offered) {
+    /// G sends a SYN-ACK, to whomever. `asked`: the SYN that it answers, if that is known.
+    pub fn on_syn_ack(
+        &mut self,
+        now: Instant,
+        server: Server,
+        offered: Offered,
+        asked: Option<&SynInfo>,
+    ) {
         if let Some(port) = self.ports.iter_mut().find(|port| port.server == server) {
-            (port.offered, port.used, port.is_silent) = (offered, now, false);
+            (port.used, port.is_silent) = (now, false);
+            if let Some(asked) = asked {
+                port.offered = offered.without_unasked(asked, &port.offered);
+            }
             return;
         }
         let new = Port {

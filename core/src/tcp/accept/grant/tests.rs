@@ -219,3 +219,18 @@ fn acc_13_h_answers_plain_syns_alone() {
         assert_eq!(of(&syn(TcpFlags::SYN).frame(), &strange), None);
     }
 }
+
+#[test]
+fn acc_02_an_answer_to_less_keeps_what_was_offered_to_more() {
+    let before = offered(ALL - 1);
+    for choice in 0..ALL {
+        let asked = info(&frame(&v4_segment(b""), choice, false));
+        let after = offered(choice).without_unasked(&asked, &before).syn_ack;
+        let of = before.syn_ack;
+        assert_eq!((after.bits, after.window_scale), (of.bits, of.window_scale), "{choice}");
+        assert_eq!(after.tsval, of.tsval);
+        // An option that was asked for and not offered is offered no more.
+        let less = offered(0).without_unasked(&asked, &before).syn_ack;
+        assert_eq!(less.bits & asked.bits & !SynInfo::CWR, 0, "{choice}");
+    }
+}

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::tcp::accept::grant::Offered;
-use crate::tcp::accept::grant::tests::{ALL, BEGINNING, NOW, grant, offered, read};
+use crate::tcp::accept::grant::tests::{ALL, BEGINNING, NOW, frame, grant, offered, read};
 use crate::time::Duration;
 use crate::wire::packet::{IpAddr16, IpVersion, TcpFlags, Timestamps};
 use crate::wire::samples::{Segment, v4_segment};
@@ -21,7 +21,13 @@ fn entry(host: u8, n: u16) -> Entry {
         version: IpVersion::V4,
     };
     let l2 = L2Header::new(&[2; 14]).expect("an Ethernet header");
-    Entry { key, grant: grant(ALL - 1, &offered(ALL - 1)), l2 }
+    let asked = Asked::of(&syn_of(1, ALL - 1));
+    Entry { key, grant: grant(ALL - 1, &offered(ALL - 1)), l2, asked }
+}
+
+/// A SYN of R with this number and these options.
+fn syn_of(seq: u32, choice: u8) -> Tcp {
+    read(&frame(&Segment { seq: Seq(seq), ..v4_segment(b"") }, choice, false)).1
 }
 
 fn half_open(entries: &[Entry]) -> HalfOpen {
@@ -51,7 +57,8 @@ fn reply(all: &mut HalfOpen, s: &Segment) -> Reply {
 #[test]
 fn acc_03_the_third_ack_completes_it_or_data_in_its_place() {
     let data = |seq| Segment { seq: Seq(seq), payload: b"GET".to_vec(), ..third_ack() };
-    for s in [third_ack(), data(2), data(1 + 65_160)] {
+    let without_clock = Segment { timestamps: None, ..third_ack() };
+    for s in [third_ack(), data(2), data(1 + 65_160), without_clock] {
         let mut all = half_open(&[entry(1, 1), entry(1, 2)]);
         assert!(matches!(reply(&mut all, &s), Reply::Completes(e) if e.key == entry(1, 1).key));
         // There may be no place for the flow, and R tries again.
@@ -80,7 +87,6 @@ fn acc_03_nothing_else_does() {
         Segment { seq: Seq(2 + 65_160), ..third_ack() },
         Segment { timestamps: ts(71, clock + 1), ..third_ack() },
         Segment { timestamps: ts(69, clock), ..third_ack() },
-        Segment { timestamps: None, ..third_ack() },
         Segment { flags: TcpFlags::NONE, ..third_ack() },
         Segment { flags: TcpFlags::FIN, ..third_ack() },
     ];
@@ -101,7 +107,14 @@ fn acc_03_nothing_else_does() {
 fn acc_13_a_copy_of_the_syn_gets_the_same_answer_and_another_takes_its_place() {
     let syn = |seq| Segment { seq: Seq(seq), flags: TcpFlags::SYN, sack: vec![], ..third_ack() };
     let mut all = half_open(&[entry(1, 1)]);
-    assert!(matches!(reply(&mut all, &syn(1)), Reply::Again(e) if e.grant == entry(1, 1).grant));
+    let key = entry(1, 1).key;
+    let again = all.on_segment_from_net(&key, &syn_of(1, ALL - 1));
+    assert!(matches!(again, Reply::Again(e) if e.grant == entry(1, 1).grant));
+    for without in [1, 2, 4, 8] {
+        let less = all.on_segment_from_net(&key, &syn_of(1, ALL - 1 - without));
+        assert!(matches!(less, Reply::Nothing), "COM-24: {without}");
+    }
+    assert!(matches!(reply(&mut all, &third_ack()), Reply::Completes(_)));
     assert!(matches!(reply(&mut all, &syn(9)), Reply::ForGuest));
     assert!(all.is_empty());
     let answer = Segment { flags: TcpFlags::SYN | ACK, ..syn(2) };

@@ -34,7 +34,7 @@ fn after(seconds: u64) -> Instant {
 fn accepted(sources: &[IpAddr16]) -> Learned {
     let mut learned = Learned::default();
     for source in sources {
-        learned.on_syn_ack(NOW, SERVER, offered());
+        learned.on_syn_ack(NOW, SERVER, offered(), None);
         learned.on_completed(NOW, SERVER, *source, header(HOP), 1);
     }
     learned
@@ -66,7 +66,7 @@ fn acc_01_a_source_is_answered_for_a_minute_after_the_guest_has_accepted_it() {
     ];
     for other in others {
         let mut learned = accepted(&[alice()]);
-        learned.on_syn_ack(NOW, other, offered());
+        learned.on_syn_ack(NOW, other, offered(), None);
         let answer = learned.may_answer(NOW, other, alice(), HOP, &AcceptFrom::Any, 0);
         assert_eq!(answer, Err(NotAnswered::Unknown), "{other:?}");
     }
@@ -75,7 +75,7 @@ fn acc_01_a_source_is_answered_for_a_minute_after_the_guest_has_accepted_it() {
 #[test]
 fn acc_01_a_syn_ack_alone_is_no_connection() {
     let mut learned = Learned::default();
-    learned.on_syn_ack(NOW, SERVER, offered());
+    learned.on_syn_ack(NOW, SERVER, offered(), None);
     assert_eq!(asked(&learned, NOW, alice()), Err(NotAnswered::Unknown));
 }
 
@@ -130,7 +130,7 @@ fn acc_01b_a_refusal_condemns_the_neighbourhood_for_ten_minutes_and_nobody_else(
         assert_eq!(asked(&learned, NOW, neighbour), Err(NotAnswered::Condemned));
         assert_eq!(asked(&learned, NOW, other), Ok(()));
         let elsewhere = Server { port: 80, ..SERVER };
-        learned.on_syn_ack(NOW, elsewhere, offered());
+        learned.on_syn_ack(NOW, elsewhere, offered(), None);
         learned.on_completed(NOW, elsewhere, banned, header(HOP), 1);
         let there = learned.may_answer(NOW, elsewhere, banned, HOP, &AcceptFrom::Itself, 0);
         assert!(there.is_ok(), "another port");
@@ -183,7 +183,7 @@ fn acc_09_silence_for_a_source_that_was_accepted_is_a_full_queue() {
     learned.on_silence(NOW, SERVER, alice());
     assert_eq!(asked(&learned, NOW, alice()), Err(NotAnswered::Silent));
     assert_eq!(asked(&learned, NOW, bob), Err(NotAnswered::Silent), "the queue is everybody's");
-    learned.on_syn_ack(after(1), SERVER, offered());
+    learned.on_syn_ack(after(1), SERVER, offered(), None);
     assert_eq!(asked(&learned, after(1), alice()), Ok(()), "it accepts again");
     // Of a source for which others speak, silence may be a filter.
     let stranger = v4(203, 0, 113, 1);
@@ -255,13 +255,13 @@ fn the_tables_are_bounded_and_the_oldest_source_goes_first() {
     // Servers, too. One that must not be answered is not forgotten.
     learned.on_guest_reset(NOW);
     for port in 0..2 * u16::try_from(ACCEPT_SERVERS_MAX).expect("small") {
-        learned.on_syn_ack(after(3), Server { port, ..SERVER }, offered());
+        learned.on_syn_ack(after(3), Server { port, ..SERVER }, offered(), None);
     }
     assert_eq!(learned.ports.len(), ACCEPT_SERVERS_MAX);
     learned.on_completed(after(4), SERVER, alice(), header(HOP), 5);
     assert_eq!(asked(&learned, after(4), alice()), Err(NotAnswered::Condemned));
     let newest = Server { port: 1000, ..SERVER };
-    learned.on_syn_ack(after(5), newest, offered());
+    learned.on_syn_ack(after(5), newest, offered(), None);
     learned.on_completed(after(5), newest, alice(), header(HOP), 6);
     assert!(learned.may_answer(after(5), newest, alice(), HOP, &AcceptFrom::Itself, 0).is_ok());
 }
