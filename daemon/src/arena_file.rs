@@ -56,8 +56,8 @@ impl ArenaFile {
         result.inspect_err(|_| give_back_beyond(self.file, now))
     }
 
-    /// Leaves the file as memory for the next daemon, of whatever version, which starts with
-    /// nothing: nobody is owed anything.
+    /// Leaves the file to the next daemon: nobody is owed anything. One of another version starts
+    /// with nothing.
     ///
     /// # Errors
     /// Those of rename(2).
@@ -183,10 +183,10 @@ pub fn open(path: &Path, size: ArenaSize) -> Result<(Arena<'static>, ArenaFile),
     let io = |e| ArenaFileError::Io(path.into(), e);
     let file = lock(path, false)?;
     warn_unless_tmpfs(path, &file);
+    let is_there = file.metadata().map_err(io)?.len() > 0;
+    let found = if is_there { Some(file) } else { take_left(path) };
+    let Some(file) = found else { return make(path, size) };
     let len = file.metadata().map_err(io)?.len();
-    if len == 0 {
-        return make(path, size);
-    }
     let mut head = vec![0; usize::try_from(len).unwrap_or(usize::MAX).min(HEAD_BYTES)];
     file.read_exact_at(&mut head, 0).map_err(io)?;
     let explain = |e| match e {
@@ -205,8 +205,9 @@ pub fn open(path: &Path, size: ArenaSize) -> Result<(Arena<'static>, ArenaFile),
     let (memory, file) = sys::map_forever(file, file_len()).map_err(io)?;
     let mut arena = Arena::open(memory).map_err(explain)?;
     let is_new = arena.records().next().is_none();
-    let size = if is_new { size } else { both };
-    if is_new {
+    let owes = arena.records().any(|(_, it)| it.rcv_nxt > it.guest_una);
+    let size = if owes { both } else { size };
+    if !owes {
         arena.forget_pages(); // nobody's
     }
     arena.resize(size);
@@ -347,7 +348,7 @@ fn size_left(file: &File) -> Option<ArenaSize> {
 
 /// The name of a file that is to become an arena,
 const NEW: &str = ".new";
-/// and of one that was an arena, and is memory now.
+/// and of an arena whose daemon has stopped and owes nobody anything.
 const LEFT: &str = ".empty";
 
 fn beside(path: &Path, suffix: &str) -> PathBuf {
@@ -356,32 +357,27 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// Makes a fresh arena, of the memory that the last daemon left if that is any good, and puts it in
-/// the place of the file at `path`.
-fn make(path: &Path, size: ArenaSize) -> Result<(Arena<'static>, ArenaFile), ArenaFileError> {
-    let new = beside(path, NEW);
-    // A daemon that was killed here left it; the holder of the lock of `path` may remove it.
-    let _ = std::fs::remove_file(&new);
-    if std::fs::rename(beside(path, LEFT), &new).is_ok() {
-        let made = make_of(path, &new, false, size);
-        if made.is_ok() {
-            return made;
-        }
-    }
-    make_of(path, &new, true, size)
+/// The arena of a daemon that owes nobody anything, in the place of the empty file at `path`: its
+/// memory is there, and its connections go on. `None`: there is none of this version.
+fn take_left(path: &Path) -> Option<Flock<File>> {
+    let left = beside(path, LEFT);
+    left.symlink_metadata().ok()?;
+    let file = lock(&left, false).ok()?;
+    size_left(&file)?;
+    std::fs::rename(&left, path).ok()?;
+    Some(file)
 }
 
-/// Makes it of the file `new`, which may have to be made.
-fn make_of(
-    path: &Path,
-    new: &Path,
-    is_new: bool,
-    size: ArenaSize,
-) -> Result<(Arena<'static>, ArenaFile), ArenaFileError> {
+/// Makes a fresh arena, and puts it in the place of the file at `path`.
+fn make(path: &Path, size: ArenaSize) -> Result<(Arena<'static>, ArenaFile), ArenaFileError> {
+    let new = &beside(path, NEW);
+    // A daemon that was killed here left it; the holder of the lock of `path` may remove it.
+    let _ = std::fs::remove_file(new);
+    let _ = std::fs::remove_file(beside(path, LEFT)); // of another version
     let error = |e: io::Error| ArenaFileError::Io(path.into(), e);
     let result = (|| {
-        let file = lock(new, is_new)?;
-        allocate(path, &file, size_left(&file), size)?;
+        let file = lock(new, true)?;
+        allocate(path, &file, None, size)?;
         file.set_len(file_len() as u64).map_err(error)?;
         let (memory, file) = sys::map_forever(file, file_len()).map_err(error)?;
         let instance = u64::from(std::process::id());

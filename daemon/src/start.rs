@@ -73,9 +73,12 @@ pub fn run(config: &Config, source: Source, sandbox: &Sandbox) -> Result<(), Vec
             // A supervisor may be about to start the next one.
             let left = if supervisor.is_some() { arena.leave() } else { arena.remove() };
             if let Err(e) = left {
-                tracing::warn!("the empty arena cannot be removed: {e}");
+                tracing::warn!("the arena cannot be put aside: {e}");
             }
-            tracing::info!("stopped; all acknowledged bytes were delivered");
+            tracing::info!(
+                connections = daemon.worker.recorded(),
+                "stopped; all acknowledged bytes were delivered"
+            );
         }
         (owed, left) => tracing::warn!(
             owed,

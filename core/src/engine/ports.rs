@@ -248,6 +248,12 @@ impl Engine<'_> {
         self.common.arena.resize(arena);
     }
 
+    /// Connections of which the arena tells the next process.
+    #[must_use]
+    pub fn recorded(&self) -> usize {
+        self.common.arena.recorded()
+    }
+
     /// Pages that the VMs except `except` may use, or still use: a budget that became smaller is
     /// free for others only when the excess is released.
     #[must_use]

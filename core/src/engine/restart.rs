@@ -186,7 +186,7 @@ impl Engine<'_> {
             None => self.networks.of(port).check_arrivals(port, &[source]).is_ok(),
         });
         let cx = context(now, FlowId::NONE, &key, &mut self.ports, &mut self.common);
-        if !(is_its && cx.is_some_and(|mut cx| flow.resume(&mut cx))) {
+        if !(is_its && cx.is_some_and(|mut cx| flow.resume(&mut cx, &found.record))) {
             found.store = flow.into_store();
             return false;
         }

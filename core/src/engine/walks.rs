@@ -143,11 +143,14 @@ impl Engine<'_> {
         }
     }
 
-    /// Makes no new promises for any VM; see [`Self::drain`].
+    /// Makes no new promises for any VM; see [`Self::drain`]. Flows that owe nothing stay in the
+    /// path, but for those on a wire: the next process goes on with them
+    /// ([`Self::handle_restart`]).
     pub fn drain_all(&mut self, now: Instant) {
         for port in (0..).map(PortId).take(self.ports.len()) {
             if let Some(p) = self.port_mut(port).filter(|p| p.config.is_guest()) {
                 p.vm.draining = true;
+                p.vm.stops = p.wire.is_none(); // on a wire nobody follows their numbers meanwhile
             }
         }
         self.walk_all(now, Deed::Drain);

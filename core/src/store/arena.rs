@@ -300,7 +300,13 @@ impl<'m> Arena<'m> {
     /// Records that can be allocated now.
     #[must_use]
     pub fn free_records(&self) -> usize {
-        self.ready.records - self.records_used() + self.free_records.len()
+        self.ready.records - self.recorded()
+    }
+
+    /// Records that are allocated.
+    #[must_use]
+    pub fn recorded(&self) -> usize {
+        self.records_used() - self.free_records.len()
     }
 
     /// All pages that may be used, free or not.

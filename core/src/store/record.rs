@@ -67,6 +67,8 @@ pub const MARK_NEW: u8 = 32;
 /// H has accepted the connection for G, whose numbers are others than R's: it is never passed, and
 /// reset if nobody goes on with it (ACC-07).
 pub const MARK_TRANSLATED: u8 = 64;
+/// No place is reserved for R's bytes, because G has room for those that R may send after a pause.
+pub const MARK_PARKED: u8 = 128;
 
 /// The highest bit of a number of R's stream: R's FIN is there, see [`Fins`].
 const FIN: u64 = 1 << 63;
@@ -242,6 +244,14 @@ impl Cursor {
 }
 
 impl Record {
+    /// The flow was idle: G has taken all that it was given, and no place was reserved.
+    #[must_use]
+    pub fn is_parked(&self) -> bool {
+        let taken = self.guest_una == self.rcv_nxt;
+        let given = self.guest_nxt <= self.rcv_nxt + u64::from(self.fins.taken);
+        self.marks & MARK_PARKED != 0 && taken && given
+    }
+
     /// Writes everything but the state word, which it returns (never zero).
     pub(super) fn encode(&self, generation: u32, raw: &RawRecord) -> u64 {
         let [next, una, given] = self.fins.words(self.rcv_nxt, self.guest_una, self.guest_nxt);

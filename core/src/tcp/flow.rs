@@ -176,7 +176,7 @@ impl Flow {
         self.receiver.out_of_order()
     }
 
-    /// The flow's promises in the arena; none while it is parked, unless H has accepted it for G.
+    /// In the arena, for a restart: its promises, or that it has none.
     #[must_use]
     pub const fn record(&self) -> Option<RecordId> {
         self.receiver.record()

@@ -62,9 +62,7 @@ impl Flow {
     /// Takes a reservation for the edge that was shown, and a record. `false`: there is none.
     pub(super) fn take_place(&mut self, cx: &mut FlowContext<'_, '_>) -> bool {
         let terms = self.terms();
-        let has_record = self.receiver.record().is_some();
-        let taken =
-            self.receiver.reserve_edge(&terms, cx.vm) && (has_record || self.take_record(cx));
+        let taken = self.receiver.reserve_edge(&terms, cx.vm) && self.renew_record(cx);
         if taken {
             self.begin_again_on_path();
         } else {
@@ -80,25 +78,23 @@ impl Flow {
         !self.is_parked() || (copied && self.take_place(cx))
     }
 
-    /// Store, record and reservation go back: the flow needs no place, because it is idle and owes
-    /// nothing, or leaves.
+    /// Store, record and reservation go back: the flow leaves.
     fn give_back(&mut self, cx: &mut FlowContext<'_, '_>) {
         self.release(cx.arena, cx.vm);
         self.give_record_back(cx.arena);
     }
 
     /// The flow is idle, or without a place: R's bytes get one later. Data that G has handed over
-    /// stays until R has it.
+    /// stays until R has it, and the record, by which the flow goes on after a restart (LIFE-09).
     fn park(&mut self, cx: &mut FlowContext<'_, '_>) {
         if self.keeps_bytes() {
             self.release_inbound(cx.arena, cx.vm);
-            self.give_record_back(cx.arena);
         } else {
             let (shown, promised) = (self.losses.shown(), self.losses.promised());
             let before = self.losses.take_before();
             let (narrow, narrow_to_net) = (self.losses.narrow(), self.losses.narrow_to_net());
             let past = self.losses.past();
-            self.give_back(cx);
+            self.release(cx.arena, cx.vm);
             self.losses.note_before(before); // it was only idle
             self.losses.set_narrow(narrow);
             self.losses.set_narrow_to_net(narrow_to_net);
@@ -254,10 +250,11 @@ impl Flow {
             let copied = self.sender.una() >= self.receiver.passed();
             let called_off = why == Why::Operator && cx.vm.offload && !cx.vm.draining;
             let may_resume = self.standing.may_resume() || called_off;
+            let stays = why == Why::Operator && cx.vm.stops && self.receiver.record().is_some();
             if may_resume && self.owes_nothing() && copied {
                 self.standing.resume();
                 self.acknowledge_early(cx);
-            } else if !may_resume && (self.quiescent() || self.may_leave_unseen()) {
+            } else if !may_resume && !stays && (self.quiescent() || self.may_leave_unseen()) {
                 self.leave(cx, why);
             }
         }

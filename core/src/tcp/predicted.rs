@@ -52,7 +52,7 @@ impl Flow {
         let known = self.outbound.is_known(p.ack(), p.window());
         let expected =
             self.predicts_from_net(cx, p, r, known) && (vouched_for || p.is_checksum_ok());
-        let rec = self.receiver.record().filter(|_| expected)?;
+        let rec = self.receiver.record().filter(|_| expected && !self.is_parked())?;
         if !self.store.write(cx.arena, rec, seq, p.payload()) {
             return None;
         }

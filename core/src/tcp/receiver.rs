@@ -83,7 +83,7 @@ pub(crate) struct Receiver {
     buffer_bytes: u32,
     /// Store pages reserved for that from the VM's budget (INV-06).
     reserved_pages: u16,
-    /// The record in the arena, while `On` or `Drain` (unless parked), or rebuilt.
+    /// The record in the arena, while `On` or `Drain`, or rebuilt.
     record: Option<RecordId>,
     /// CE was seen and R has not answered with CWR (SNOOP-19).
     ece: bool,

@@ -8,6 +8,16 @@ use crate::tcp::FlowContext;
 use crate::tcp::flow::Flow;
 
 impl Flow {
+    /// A record that says how the flow's frames look now: while it had no place for bytes nobody
+    /// brought that up to date. `false`: there is none.
+    pub(super) fn renew_record(&mut self, cx: &mut FlowContext<'_, '_>) -> bool {
+        if self.is_bound() && self.receiver.record().is_some() {
+            return true; // it is never without one (ACC-07)
+        }
+        self.free_record(cx.arena);
+        self.take_record(cx)
+    }
+
     pub(super) fn take_record(&mut self, cx: &mut FlowContext<'_, '_>) -> bool {
         self.take_record_for(cx, self.receiver.next())
     }

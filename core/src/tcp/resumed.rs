@@ -17,7 +17,7 @@ use crate::store::arena::RecordId;
 use crate::store::flow_store::FlowStore;
 use crate::store::record::{
     FLAG_ECN, FLAG_GUEST_IS_CLIENT, FLAG_SACK, FLAG_TS, Fins, MARK_ECE, MARK_FIN_OF_GUEST,
-    MARK_NEAR, MARK_NEW, MARK_RESUMABLE, MARK_TRANSLATED, Record,
+    MARK_NEAR, MARK_NEW, MARK_PARKED, MARK_RESUMABLE, MARK_TRANSLATED, Record,
 };
 use crate::tcp::FlowContext;
 use crate::tcp::distance::Distance;
@@ -25,6 +25,7 @@ use crate::tcp::flow::{Flow, Why};
 use crate::tcp::options::{Negotiated, Offers};
 use crate::tcp::outbound::Outbound;
 use crate::tcp::receiver::Receiver;
+use crate::tcp::receiver::window::edge_after_pause;
 use crate::tcp::sender::Sender;
 use crate::tcp::template::Template;
 use crate::tcp::timestamps::TimestampState;
@@ -46,6 +47,7 @@ impl Flow {
             | bit(is_translated, MARK_TRANSLATED)
             | bit(!self.sender.is_established(), MARK_NEW)
             | bit(self.options.distance != Distance::Local, MARK_NEAR)
+            | bit(self.is_parked() && self.receiver.guest_has_room(&self.terms()), MARK_PARKED)
             | bit(self.outbound.fin_sent(), MARK_FIN_OF_GUEST)
             | bit(self.receiver.ece(), MARK_ECE)
     }
@@ -94,6 +96,10 @@ impl Flow {
         };
         let sent = given.clamp(una, all.max(una));
         let sender = match has(MARK_NEW) {
+            // It parked because G had that much room, and may have more.
+            false if record.is_parked() => {
+                Sender::resumed_idle(una, edge_after_pause(next, edge, record.mss_to_g.into()))
+            }
             false => Sender::resumed(una, sent),
             true if next > una => Sender::resumed_new(una, sent, record.mss_to_g.into()),
             true => return Err(store), // nothing tells whether G has taken R's third ACK
@@ -130,11 +136,11 @@ impl Flow {
         self.store
     }
 
-    /// The place that the flow had is reserved again. `false`: there is none any more, or the
-    /// VM makes no promises now, and nothing has changed.
-    pub(crate) fn resume(&mut self, cx: &mut FlowContext<'_, '_>) -> bool {
+    /// The place that the flow had is reserved again, unless it was parked. `false`: there is none
+    /// any more, or the VM makes no promises now, and nothing has changed.
+    pub(crate) fn resume(&mut self, cx: &mut FlowContext<'_, '_>, record: &Record) -> bool {
         let terms = self.terms();
         let may = cx.vm.offload && !cx.vm.draining;
-        may && self.receiver.reserve_again(&terms, cx.vm)
+        may && (record.is_parked() || self.receiver.reserve_again(&terms, cx.vm))
     }
 }

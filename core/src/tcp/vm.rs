@@ -158,6 +158,8 @@ pub struct Vm {
     pub relayed_flows: u32,
     /// No new promises: the daemon is stopping or the operator drains the VM.
     pub draining: bool,
+    /// The daemon is stopping, and another one goes on with its flows: they stay in the path.
+    pub stops: bool,
     /// Its flows acknowledge late (LIFE-12).
     pub acknowledges_late: bool,
     /// While it may migrate (LIFE-06): whether H is to send for its flows when that is over.
@@ -262,6 +264,7 @@ impl Vm {
             congestion_offload: _,
             congestion_control: _,
             draining: _,
+            stops: _,
             acknowledges_late: _,
             sends_after: _,
             host_mac: _,
@@ -344,6 +347,7 @@ impl Vm {
             congestion_control: Algorithm::default(),
             relayed_flows: 0,
             draining: false,
+            stops: false,
             acknowledges_late: false,
             sends_after: None,
             host_mac: None,

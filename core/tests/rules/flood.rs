@@ -891,10 +891,10 @@ fn inv_06_what_g_has_handed_over_stays_when_r_finds_no_place() {
     r.gets_all(&["1:10001"]);
     w.after_ms(2500);
     r.takes_all();
-    assert!(!w.flow(0, |f| f.stats().has_record).expect("a flow"), "parked");
+    assert!(w.flow(0, Flow::is_parked).expect("a flow"));
     let _others = w.connects();
     r.sends("1:1001");
-    assert!(!w.flow(0, |f| f.stats().has_record).expect("a flow"), "no place");
+    assert!(w.flow(0, Flow::is_parked).expect("a flow"), "no place");
     assert!(w.flow(0, |f| f.stats().kept_pages > 0).expect("a flow"));
     r.takes_all();
     r.sends("1001 ack 10001");

@@ -297,6 +297,92 @@ fn life_09_r_hears_of_the_window_as_soon_as_g_has_spoken() {
     r.gets_nothing();
 }
 
+/// A flow that was idle has no place for R's bytes, and takes one when R sends some.
+#[test]
+fn life_09_an_idle_flow_goes_on() {
+    let setup = Setup::new();
+    let (w, r, g) = resumed_after(2, &setup, |w, r, g| {
+        w.after_ms(3000);
+        assert!(flow(w, |f| f.is_parked()));
+        g.sends("1:501 ack 1001");
+        r.gets_last("1:501 ack 1001");
+        r.sends("1001 ack 501");
+        g.takes_all();
+    });
+    assert_eq!(flow(&w, |f| (f.state(), f.is_parked(), f.held_bytes())), (State::On, true, 0));
+    w.after_ms(60_000);
+    r.gets_nothing();
+    g.gets_nothing(); // its room is known, so it is not asked
+    r.sends("1001:2001 ack 501");
+    r.gets_nothing(); // until G has spoken nothing is promised
+    g.gets_last("1001:2001");
+    g.sends("501 ack 2001");
+    r.gets_last("501 ack 2001");
+    g.stops(0);
+    r.sends("2001:3001 ack 501");
+    r.gets_last("501 ack 3001");
+    assert!(!flow(&w, |f| f.is_parked()));
+}
+
+/// A parked G is known to have room for ten segments, and perhaps for no more.
+#[test]
+fn life_09_an_idle_guest_is_given_no_more_than_it_has_room_for() {
+    let setup = Setup::new();
+    let (w, r, g) = resumed(&setup, |w, _, g| {
+        g.sends("1 ack 1001");
+        w.after_ms(3000);
+        assert!(flow(w, |f| f.is_parked() && f.stats().edge_to_net > 21_001));
+    });
+    w.after_ms(5000);
+    for n in 0..20 {
+        r.sends(&format!("{}:{} ack 1", 1001 + 1000 * n, 2001 + 1000 * n));
+    }
+    r.gets_nothing();
+    g.gets_last("10001:11001");
+}
+
+/// An idle flow of a guest that does not come back is forgotten, and R is told nothing.
+#[test]
+fn life_09_nobody_is_told_of_the_end_of_an_idle_flow() {
+    let setup = Setup::new();
+    let idles = |w: &World<'_>, _: &Peer<'_>, _: &Peer<'_>| w.after_ms(3000);
+    let (w, r, _, restarted) = killed_times(1, &setup, idles, |_| ());
+    assert_eq!(restarted, Restarted { resumed: 1, reset: 0 });
+    w.after_ms(3000);
+    r.gets_nothing();
+    assert_eq!(flow(&w, |f| (f.state(), f.why())), (State::Pass, Why::GuestGone));
+}
+
+/// LIFE-08: a daemon that stops leaves flows that owe nothing to the next one.
+#[test]
+fn life_08_a_flow_that_owes_nothing_when_its_daemon_stops_goes_on() {
+    for idles in [false, true] {
+        let setup = Setup::new();
+        let (w, r, g) = resumed(&setup, |w, r, g| {
+            if idles {
+                w.after_ms(3000);
+            }
+            w.engine(|e, now| e.drain_all(now));
+            assert_eq!(flow(w, |f| (f.state(), f.is_parked())), (State::Drain, idles));
+            assert!(w.engine(|e, _| e.is_drained(GUEST)));
+            r.sends("1001:2001 ack 1");
+            g.gets_last("1001:2001");
+            r.gets_nothing(); // it is late
+            g.sends("1 ack 2001");
+            r.gets_last("1 ack 2001");
+            assert_eq!(flow(w, |f| f.state()), State::Drain);
+        });
+        g.gets_last("2000 ack 1"); // nobody knows its room
+        g.sends("1 ack 2001");
+        w.after_ms(if idles { 3000 } else { 0 }); // R's clock begins anew in this world
+        r.takes_all();
+        g.stops(0);
+        r.sends("2001:3001 ack 1");
+        r.gets_last("1 ack 3001");
+        assert_eq!(flow(&w, |f| f.state()), State::On);
+    }
+}
+
 /// LIFE-08: what a drain has not brought to its end goes on in the next daemon, with the offload.
 #[test]
 fn life_09_a_flow_that_drained_goes_on() {

@@ -194,24 +194,25 @@ fn an_arena_that_its_daemon_removes_as_it_ends_is_not_taken_over() {
 }
 
 #[test]
-fn an_arena_that_is_left_is_memory_for_the_next_one_and_nothing_else() {
+fn an_arena_that_is_left_is_the_next_ones_unless_it_is_damaged() {
     let dir = Dir::new("left");
     let left = || dir.0.join("arena.empty");
     let larger = ArenaSize { records: 16, pages: 9 };
-    let mut inode = None;
-    for size in [SMALL, larger, SMALL] {
+    let (mut inode, mut records) = (None, 0);
+    for (known, size) in (0..).zip([SMALL, larger, SMALL]) {
         let (mut arena, file) = open(&dir.path(), size).unwrap();
-        assert!(file.is_new && !left().exists());
-        assert_eq!((arena.pages_total(), arena.records().count()), (size.pages, 0));
-        assert_eq!(dir.memory(), memory_of(size));
+        assert!(file.is_new == (known == 0) && !left().exists());
+        assert_eq!((arena.pages_total(), arena.records().count()), (size.pages, known));
+        records = size.records.max(records);
+        assert_eq!(dir.memory(), memory_of(ArenaSize { records, ..size }));
         let own = file.file.metadata().unwrap().ino();
         assert_eq!(*inode.get_or_insert(own), own);
-        arena.alloc_record(&record(5)).unwrap();
+        arena.alloc_record(&record(0)).unwrap();
         file.leave().unwrap();
         assert!(left().exists() && !dir.path().exists());
         end(arena, file);
     }
-    // With a hole it is filled again; and another's content is no matter.
+    // One that lacks memory or is another's makes place for a new one.
     let punch = |file: &File| {
         let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         let [.., pages] = Arena::ranges(PLACES, SMALL);

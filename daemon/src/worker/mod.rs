@@ -200,6 +200,11 @@ impl Worker {
         self.path.owed()
     }
 
+    /// Connections that the next daemon may go on with.
+    pub(crate) fn recorded(&self) -> usize {
+        self.path.engine.recorded()
+    }
+
     /// Connections that a predecessor owed bytes, which are left to the next daemon.
     pub(crate) fn left(&self) -> usize {
         self.path.engine.left()

@@ -11,6 +11,7 @@ use nightporter_api::{FlowInfo, PortStatus, Reply, Request};
 use crate::guest::{Guest, PLAIN};
 use crate::host::{Dir, Host};
 use crate::segment::{ACK, End, PSH, RST, SYN, Seen, Segment, parse};
+use crate::systemd::Systemd;
 
 /// The remote: its VM has no offload of its own, so its ACKs come from the other VM's.
 const R: End = End(1, 40_001);
@@ -165,6 +166,49 @@ fn segments(guest: &mut Guest) -> Vec<Vec<u8>> {
 fn one(frames: Vec<Vec<u8>>) -> Seen {
     assert_eq!(frames.len(), 1, "{frames:x?}");
     parse(&frames[0])
+}
+
+/// The next daemon of a machine with systemd.
+fn next_of(systemd: &mut Systemd, dir: &Dir, config: &Path) -> Host {
+    let program = Path::new(env!("CARGO_BIN_EXE_nightporterd"));
+    let (mut command, _copies) = systemd.command(program);
+    Host::start_as(dir, command.arg("--config").arg(config))
+}
+
+#[test]
+fn a_connection_that_owes_nothing_goes_on_with_the_offload_when_its_daemon_stops() {
+    let mut before = None;
+    let World { dir, host, remote, guest } = World::connected_at("", "", "", |dir, config| {
+        let mut systemd = Systemd::new(dir.join("notify")).unwrap();
+        let host = next_of(&mut systemd, dir, config);
+        before = Some((systemd, config.to_owned()));
+        host
+    });
+    let (mut systemd, config) = before.unwrap();
+    let mut w = World { dir, host, remote, guest };
+    w.guest_sends(1, 1, b"hello");
+    assert_eq!(w.at_remote().payload, b"hello");
+    w.remote_sends(1, 6, &[]);
+    assert_eq!(w.at_guest().flags, ACK);
+    for _ in 0..2 {
+        let World { dir, host, remote, guest } = w;
+        host.signal(Signal::SIGTERM);
+        assert_eq!(host.wait(), Some(0));
+        systemd.keeps();
+        assert!(dir.join("arena.empty").exists(), "nobody is owed anything");
+        let host = next_of(&mut systemd, &dir, &config);
+        w = World { dir, host, remote, guest };
+        assert_eq!(w.flow().state, "on");
+    }
+    for probe in segments(&mut w.guest) {
+        let Seen { flags, payload, .. } = parse(&probe);
+        assert_eq!((flags, payload.len()), (ACK, 0), "each daemon asks for its window");
+    }
+    w.guest_sends(6, 1, &[]);
+    assert_eq!(w.at_remote().flags, ACK);
+    w.remote_sends(1, 6, &[7; 1000]);
+    let ack = w.at_remote();
+    assert_eq!((ack.flags, ack.ack), (ACK, ISN_R.wrapping_add(1001)), "H acknowledges");
 }
 
 #[test]

@@ -141,9 +141,7 @@ impl Receiver {
     /// kept. Of jumbo segments only so many as fit into a first window, which G shows as whole
     /// segments (`tcp_select_initial_window` of Linux 6.18).
     pub(crate) fn guest_has_room(&self, t: &Terms) -> bool {
-        let first = limits::FLOW_BUFFER_MIN.saturating_sub(t.mss);
-        let restart = (limits::RESTART_SEGMENTS * t.mss).min(first);
-        t.guest_edge >= self.edge.min(self.next + restart)
+        t.guest_edge >= edge_after_pause(self.next, self.edge, t.mss)
     }
 
     /// Nothing is held, in order or not.
@@ -160,4 +158,11 @@ impl Receiver {
         let short = shown > now && (shown > most || self.early_acked_bytes > now);
         short && self.is_drained(t) && self.out_of_order.is_empty()
     }
+}
+
+/// The end of what R may send after a pause, of which it has sent the bytes below `next` and was
+/// shown `edge`: segments of `mss` bytes.
+pub(crate) fn edge_after_pause(next: u64, edge: u64, mss: u64) -> u64 {
+    let first = limits::FLOW_BUFFER_MIN.saturating_sub(mss);
+    edge.min(next + (limits::RESTART_SEGMENTS * mss).min(first))
 }
