@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use nightporter_core::limits::T_ALIVE;
 use nightporter_core::time::{Duration, Instant};
 
-use crate::plan::{ConnPlan, Fault, FaultKind, Machine, Plan, StackKind, Workload};
+use crate::plan::{Accepts, ConnPlan, Fault, FaultKind, Machine, Plan, StackKind, Workload};
 use crate::stack::EndReport;
 use crate::stack::app::USER_TIMEOUT;
 
@@ -475,11 +475,13 @@ impl Plan {
         // The flow leaves at once, and R knows an edge beyond the guest's own (SNOOP-42): the guest
         // drops the excess (seed 18357, a guest with a buffer of 2,000 bytes). A guest for which
         // the host sends knows an edge beyond R's (FLOOD-14), so R drops the excess of what the
-        // guest sends past the host (seeds 700013 and 700033).
+        // guest sends past the host (seeds 700013 and 700033). Segments past a host that has
+        // accepted for their guest have other numbers than R knows (`--accept`, seed 1010).
         let answers_past = |f: &Fault| match f.kind {
             FaultKind::OneWay { guest, .. } => {
                 let its = ends.contains(&Machine::Guest(guest));
-                its && (machine == Machine::Guest(guest) || self.may_flood(guest))
+                let translates = self.guests[usize::from(guest)].accepts != Accepts::No;
+                its && (machine == Machine::Guest(guest) || self.may_flood(guest) || translates)
             }
             _ => false,
         };
