@@ -436,6 +436,11 @@ pub struct VmStatus {
     /// on, the VM is not draining, there is a place for its next connections, and it has lately
     /// sent nothing that the host cannot control.
     pub controls_congestion: bool,
+    /// Seconds until the host answers SYNs for it, 0 if it does; `None`: accept offload is off.
+    pub accepts_in_s: Option<u64>,
+    /// Connections that it has accepted so, and translates for their lives: a stop resets them.
+    #[serde(default)]
+    pub translated_flows: u64,
     /// No new promises are made, until the offload is turned on again.
     pub draining: bool,
     /// Its VMM logs written pages, as when the VM begins to migrate: bytes are acknowledged late.
@@ -450,17 +455,14 @@ pub struct VmStatus {
     /// Of the connections whose guest has yet to acknowledge bytes that were acknowledged for it,
     /// the one that has stood for the longest; `None`: none has stood for ten seconds, or, while
     /// the VM is draining, there is none.
-    #[serde(default)]
     pub stands: Option<StandingFlow>,
     /// Tracked connections by state ([`FlowInfo::state`]); all states are named.
     pub flows: BTreeMap<String, u64>,
     /// VMMs find its socket; if not, something else has its path.
     pub listens: bool,
     /// The process of the VMM that is connected, as the daemon sees it.
-    #[serde(default)]
     pub vmm_pid: Option<i32>,
     /// Places of its first receive and transmit ring, while they run.
-    #[serde(default)]
     pub rings: Option<[u16; 2]>,
     /// Its driver runs, and the daemon has seen no receive buffer of it for seconds: the guest's
     /// interface is down, or its memory is not shared with the daemon.
@@ -474,7 +476,6 @@ pub struct VmStatus {
     /// Times that a descriptor of its VMM kept the daemon waiting, which took down the port.
     pub blocked: u64,
     /// The state of its tap; `None`: it has none, or the tap is not there.
-    #[serde(default)]
     pub attached: Option<AttachedStatus>,
     /// Bytes of store that the VM may use.
     pub budget_bytes: u64,
@@ -483,10 +484,8 @@ pub struct VmStatus {
     /// Bytes acknowledged to remotes that the guest has not acknowledged.
     pub held_bytes: u64,
     /// Its socket device; `None`: it has none.
-    #[serde(default)]
     pub toe: Option<ToeStatus>,
     /// Its account at the booster; `None`: it has no boost.
-    #[serde(default)]
     pub boost: Option<BoostAccount>,
     /// By how much ACKs of the host were ahead of the guest's own.
     #[serde(default)]

@@ -150,6 +150,10 @@ pub(crate) fn troubles(out: &mut dyn Write, name: &str, vm: &VmStatus) -> io::Re
     if let Some(boost) = vm.boost.as_ref().filter(|boost| !boost.refused.is_empty()) {
         writeln!(out, "{name} is not boosted: {}", boost.refused)?;
     }
+    if vm.translated_flows > 0 {
+        let n = vm.translated_flows;
+        writeln!(out, "translated: {n} connections of {name}, which a stop resets")?;
+    }
     if let Some(flow) = &vm.stands {
         writeln!(out, "{name} has not acknowledged {}", standing(flow))?;
     }
@@ -301,6 +305,22 @@ pub(crate) const fn congestion(vm: &VmStatus) -> &'static str {
         (false, true) => "paused", // `VmStatus::controls_congestion` says why
         (false, false) => "off",
     }
+}
+
+/// Whether accept offload is on, and what it has done.
+pub(crate) fn accept(vm: &VmStatus) -> String {
+    let count = |name: &str| vm.counters.get(name).copied().unwrap_or(0);
+    let state = match vm.accepts_in_s {
+        None => "off".into(),
+        Some(0) => "on".into(),
+        Some(seconds) => format!("on in {seconds} s"),
+    };
+    let accepted = count("flows_accepted");
+    if accepted == 0 {
+        return state;
+    }
+    let (live, refused) = (vm.translated_flows, count("accepts_refused"));
+    format!("{state}, {accepted} accepted, {live} of them live, {refused} refused by the guest")
 }
 
 /// Connections that have not ended.

@@ -163,6 +163,7 @@ fn all(out: &mut dyn Write, port: &PortStatus) -> io::Result<()> {
     rows.extend([
         ("ack offload", show::offload(vm).into()),
         ("congestion offload", show::congestion(vm).into()),
+        ("accept offload", show::accept(vm)),
         ("connections", if flows.is_empty() { "none".into() } else { flows }),
         ("acknowledged early", bytes(show::early_bytes(vm))),
         ("ACKs ahead of the guest's", ahead(&vm.ack_saved)),

@@ -4,6 +4,7 @@
 //! operators, and a test holds the two together. Parsing lives in [`reader`] and in the private
 //! `parse` module.
 
+pub(crate) mod accept;
 pub mod attach;
 mod boost;
 pub(crate) mod conf_dir;
@@ -33,6 +34,7 @@ use nightporter_core::limits::{
 use nightporter_core::port::Local;
 use nightporter_registry::Station;
 
+pub use accept::{AcceptPorts, AcceptSources};
 pub use attach::AttachConfig;
 use conf_dir::Texts;
 pub use overlay::OverlayConfig;
@@ -239,7 +241,8 @@ table! {
         /// With `mac` it may be the beginning of the name, as in `"vnet*"`: then the tap is the one
         /// whose address is `mac` with `fe` as its first byte, as libvirt gives it. Default: none.
         /// Takes Linux 6.1. Not with keys of the switch (`network`, `ips`, `vlan`,
-        /// `trunk`, `isolated`, `trusted`), nor with `congestion_offload` or `toe`.
+        /// `trunk`, `isolated`, `trusted`), nor with `congestion_offload`, `accept_offload` or
+        /// `toe`.
         tap: Option<String> = optional(
             tap_pattern, "give the name of the VM's tap, as in \"vnet0\"");
         /// Owner of its sockets. Default: as `[daemon]` has it.
@@ -304,6 +307,20 @@ table! {
         /// guest gains by it when it floods (`nightporter-guest flood on`); the host's heartbeat
         /// tells it that it may. `nightporter congestion-offload VM on|off` changes it at run time.
         congestion_offload: bool = flag(false);
+        /// Answer SYNs for this guest while it is off its core: `true` at all ports, or a list of
+        /// ports and ranges, as in `["443", "8000-8099"]`. Default `false`. Only for connections
+        /// with ack offload. A connection that the guest then refuses was open for a moment:
+        /// `docs/accept-offload.md` says what that means for clients and for load balancers.
+        accept_offload: AcceptPorts = default(
+            AcceptPorts::default(), accept::ports,
+            "write true, false, or ports, as in [\"443\", \"8000-8099\"]");
+        /// The sources that are answered: those of which the guest has accepted a connection at
+        /// that port within a minute (default); with a list of networks, as in `["10.0.0.0/8"]`,
+        /// also their neighbours there; with `"any"` everybody, once anybody was accepted. Cost of
+        /// `"any"`: the guest's filter of sources no longer hides that the port is open.
+        accept_from: AcceptSources = default(
+            AcceptSources::default(), accept::sources,
+            "write a list of networks, as in [\"10.0.0.0/8\"], or \"any\"");
         /// How the host sends for this guest: `"cubic"` (default) or `"reno"`.
         congestion_control: Algorithm = default(
             Algorithm::default(), algorithm, "write \"cubic\" or \"reno\"");

@@ -196,6 +196,10 @@ fn check_vm(s: &mut Section<'_, '_>, config: &VmConfig, unique: &mut Unique) {
         let what = "needs ack_offload = true".into();
         s.problem("congestion_offload", what, "turn both on, or congestion_offload off");
     }
+    if !config.accept_offload.is_off() && !config.ack_offload && !s.is_of_a_command() {
+        let what = "needs ack_offload = true".into();
+        s.problem("accept_offload", what, "turn both on, or accept_offload off");
+    }
     if config.vlan.is_some() && config.trunk.is_some() {
         let fix = "use vlan for a guest that sees no tags, or trunk for one that does";
         s.problem("trunk", "does not go with vlan".into(), fix);
@@ -224,6 +228,7 @@ fn check_tap(s: &mut Section<'_, '_>, config: &VmConfig) {
         ("isolated", config.isolated),
         ("trusted", config.trusted),
         ("congestion_offload", config.congestion_offload),
+        ("accept_offload", !config.accept_offload.is_off()),
         ("toe", config.toe),
     ] {
         if is_given {

@@ -181,7 +181,8 @@ fn a_misspelt_key_names_its_line_and_the_right_spelling() {
         "np.toml:3: vm.a.colour: unknown key\n    fix: remove it, or use one of: name, network, \
          socket, tap, socket_user, socket_group, mac, ips, vlan, trunk, isolated, trusted, mtu, \
          queue_pairs, allow_unsealed_memory, memory_max, ack_offload, local, guest_ttl, \
-         congestion_offload, congestion_control, toe, toe_to_itself, boost, vcpu_cgroup, \
+         congestion_offload, accept_offload, accept_from, congestion_control, toe, \
+         toe_to_itself, boost, vcpu_cgroup, \
          rate_limit_from_guest_mbit_s, rate_limit_to_guest_mbit_s, budget, flows_max"
     );
     assert_eq!(

@@ -57,7 +57,7 @@ impl ToeRule {
 pub(super) fn read(mut s: Section<'_, '_>) -> ToeRule {
     let to = s.get("to", "write a list, as in [\"10.0.0.0/8\", \"192.0.2.7\"]", networks);
     let port_fix = "give a TCP port, as in 443, or a range, as in \"8000-8010\"";
-    let port = s.get("port", port_fix, ports);
+    let port = s.get("port", port_fix, port_range);
     let program_fix = "give the name that ps shows, at most 15 bytes, as in \"curl\"";
     let program = s.get("program", program_fix, program);
     let native = s.require("use", "write \"toe\" or \"native\"", native).unwrap_or_default();
@@ -73,7 +73,7 @@ fn networks(v: &DeValue<'_>) -> Result<Vec<IpNet>, String> {
     list.iter().map(|v| network(v.get_ref())).collect()
 }
 
-fn network(v: &DeValue<'_>) -> Result<IpNet, String> {
+pub(super) fn network(v: &DeValue<'_>) -> Result<IpNet, String> {
     let text = string(v)?;
     let wrong = || format!("{} is not a network", shown(v));
     if let Ok(address) = text.parse() {
@@ -86,7 +86,7 @@ fn network(v: &DeValue<'_>) -> Result<IpNet, String> {
     }
 }
 
-fn ports(v: &DeValue<'_>) -> Result<RangeInclusive<u16>, String> {
+pub(super) fn port_range(v: &DeValue<'_>) -> Result<RangeInclusive<u16>, String> {
     let text = v.as_integer().map(|n| n.as_str().to_owned());
     let text = text.or_else(|| v.as_str().map(str::to_owned)).unwrap_or_default();
     let (first, last) = text.split_once('-').unwrap_or((&text, &text));

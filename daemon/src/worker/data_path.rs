@@ -6,6 +6,7 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use nightporter_core::engine::{AddPortError, Direction, Engine};
+use nightporter_core::limits::T_OPENING;
 use nightporter_core::port::{PortConfig, PortFeatures, PortId};
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::turn::{Turn, TurnConfig};
@@ -21,8 +22,9 @@ use super::sockets::Sockets;
 use super::unshared::Unshared;
 use crate::booster::Booster;
 use crate::closer;
-use crate::config::VmConfig;
+use crate::config::{VmConfig, accept};
 use crate::port::Port;
+use crate::random::{no_chance, random};
 use crate::resting::Resting;
 use crate::supervisor::Supervisor;
 use crate::token::{Token, watch_for};
@@ -224,13 +226,25 @@ impl DataPath {
         self.sockets.set_rate_limit(port, way, self.engine.shared_rate(port, way));
     }
 
-    /// Both rate limits of a VM, and its boost, as its configuration has them.
-    pub(super) fn set_limits(&mut self, port: PortId, vm: &VmConfig) {
+    /// Both rate limits of a VM, its boost and its accept offload, as its configuration has them.
+    pub(super) fn set_limits(&mut self, now: Instant, port: PortId, vm: &VmConfig) {
+        self.set_accept_offload(now, port, vm);
         self.set_rate_limit(port, Direction::FromGuest, vm.rate_limit_from_guest_mbit_s);
         self.set_rate_limit(port, Direction::ToGuest, vm.rate_limit_to_guest_mbit_s);
         self.booster.set_vm(&mut self.engine, port, vm);
         let attached = self.ports.of_mut(port).port.as_attached_mut();
         self.booster.set_tap(port, attached.map(|it| it.tap()));
+    }
+
+    /// The guest may have SYNs that the daemon did not see, and answers their copies: the host
+    /// answers none before their senders have given up.
+    fn set_accept_offload(&mut self, now: Instant, port: PortId, vm: &VmConfig) {
+        let wanted = accept::of_vm(vm, now + T_OPENING).and_then(|config| {
+            let keys = random().and_then(|a| Ok((a, random()?)));
+            let keys = keys.inspect_err(|e| tracing::error!("{}: accept offload", no_chance(e)));
+            keys.ok().map(|([a, b, c, d], [e, f, ..])| (config, [a, b, c, d, e, f]))
+        });
+        self.engine.set_accept_offload(port, wanted);
     }
 
     /// The interface behind an uplink is gone.
@@ -265,6 +279,12 @@ impl DataPath {
     pub(super) fn drain_all(&mut self, now: Instant) {
         self.engine.drain_all(now);
         self.heartbeats.handle_change();
+    }
+
+    /// Connections that the host has accepted and not forgotten.
+    pub(super) fn translated(&self) -> u32 {
+        let vms = self.ports.iter().filter_map(|(port, _)| self.engine.vm(port));
+        vms.map(|vm| vm.translated_flows).sum()
     }
 
     /// Connections with a byte, FIN or RST that is still owed.

@@ -22,6 +22,8 @@ use crate::token::{Token, watch_for};
 const ORDERS_PER_TURN: usize = 64;
 /// How often a stopping daemon looks whether it is done.
 const STOP_LOOK_INTERVAL: Duration = Duration::from_millis(10);
+/// Resets at the end of a stop have so long to find their guests' rings.
+const RESETS_WITHIN: Duration = Duration::from_secs(1);
 
 /// A stop that waits for guests.
 #[derive(Debug)]
@@ -30,6 +32,9 @@ struct Stop {
     deadline: Instant,
     /// And not before.
     lingers: bool,
+    /// The connections that the host has accepted are being reset: the next daemon could not
+    /// translate either (ACC-08).
+    resets: bool,
     /// When to look again whether anything is still owed.
     look_at: Instant,
 }
@@ -121,13 +126,14 @@ impl Executor {
 
     /// Guests get the bytes that they are owed, and then the daemon stops.
     pub(super) fn drain(&mut self, now: Instant, limit: Duration, path: &mut DataPath) {
-        self.stop = Some(Stop { deadline: now + limit, lingers: false, look_at: now });
+        self.stop =
+            Some(Stop { deadline: now + limit, lingers: false, resets: false, look_at: now });
         path.drain_all(now);
     }
 
     /// It has stopped, and goes on for `time`.
     pub(super) fn linger(&mut self, now: Instant, time: Duration) {
-        self.stop = Some(Stop { deadline: now + time, lingers: true, look_at: now });
+        self.stop = Some(Stop { deadline: now + time, lingers: true, resets: false, look_at: now });
         self.stopped = false;
     }
 
@@ -173,14 +179,22 @@ impl Executor {
     }
 
     /// Ends a stop when nothing is owed any more, or the time is up.
-    fn look_whether_done(&mut self, now: Instant, path: &DataPath) {
+    fn look_whether_done(&mut self, now: Instant, path: &mut DataPath) {
         let Some(stop) = self.stop.as_mut().filter(|stop| now >= stop.look_at) else { return };
         stop.look_at = stop.deadline.min(now + STOP_LOOK_INTERVAL);
         let late = now >= stop.deadline;
-        if late && !stop.lingers {
+        if late && !stop.lingers && !stop.resets {
             path.name_owing();
         }
         let is_done = !stop.lingers && path.owed() == 0 && !path.engine.is_draining();
+        let translated = path.translated();
+        if (late || is_done) && !stop.lingers && !stop.resets && translated > 0 {
+            tracing::info!(translated, "connections that the host has accepted are reset");
+            path.engine.end_translated(now);
+            stop.resets = true;
+            (stop.deadline, stop.look_at) = (now + RESETS_WITHIN, now);
+            return;
+        }
         self.stopped |= late || is_done;
     }
 

@@ -85,6 +85,8 @@ impl DataPath {
             local: vm.local.label().into(),
             congestion_offload: vm.congestion_offload,
             controls_congestion: vm.controls_congestion(now),
+            accepts_in_s: vm.accepts_from().map(|at| at.since(now).as_millis().div_ceil(1000)),
+            translated_flows: vm.translated_flows.into(),
             draining: vm.draining,
             migrating: vm.migrates(),
             rate_limit_from_guest_mbit_s: self.rate_limit_mbit_s(id, Direction::FromGuest),

@@ -215,7 +215,7 @@ fn add_vm(
     if vm.tap.is_some() {
         let port = opened.port.take().ok_or_else(|| format!("{}: not opened", vm.name))?;
         let id = path.add_attached(now, epoll, port, PortConfig::guest(&vm.name, policy_of(vm)))?;
-        path.set_limits(id, vm);
+        path.set_limits(now, id, vm);
         return Ok(());
     }
     let device = device_of(vm, opened.access, charges::memory_is_limited());
@@ -225,7 +225,7 @@ fn add_vm(
     let config = PortConfig::guest(&vm.name, policy_of(vm)).in_network(network_of(&vm.network));
     let port = Port::Guest(Box::new(GuestPort::new(port, vm.vlan)));
     let id = add_port(now, epoll, path, port, config)?;
-    path.set_limits(id, vm);
+    path.set_limits(now, id, vm);
     add_toe(path, opened, id, vm);
     Ok(())
 }
@@ -265,7 +265,7 @@ fn set_vm(
     }
     path.heartbeats.handle_change_of(id);
     path.handle_guest_events(now, epoll, id);
-    path.set_limits(id, vm);
+    path.set_limits(now, id, vm);
     set_toe(path, opened, id, before, vm);
     Ok(())
 }

@@ -2,6 +2,7 @@
 //!
 //! Every wait is for a condition, with a limit that only a failure reaches.
 
+mod accept;
 mod attached;
 mod boost;
 mod bridges;

@@ -226,6 +226,16 @@ impl Snapshot {
         self.vm_family(e, ("nightporter_congestion_offload", congestion, Gauge), |vm| {
             vec![(vec![], gauge(u64::from(vm.controls_congestion)))]
         })?;
+        let accept = "Whether the host answers SYNs for the guest: accept offload is on, and has \
+                      begun";
+        self.vm_family(e, ("nightporter_accept_offload", accept, Gauge), |vm| {
+            vec![(vec![], gauge(u64::from(vm.accepts_in_s == Some(0))))]
+        })?;
+        let translated =
+            "Connections that the host has accepted and translates: a stop resets them";
+        self.vm_family(e, ("nightporter_translated_flows", translated, Gauge), |vm| {
+            vec![(vec![], gauge(vm.translated_flows))]
+        })?;
         let rings =
             "Queues put out of use because the driver broke virtio's rules; the link went down";
         self.vm_family(e, ("nightporter_ring_faults", rings, Counter), |vm| {
