@@ -87,17 +87,23 @@ impl Flow {
         if self.receiver.is_late() && !self.receiver.reset_waits() {
             self.acknowledge_early(cx); // if it was late only for what G has now
         }
-        if self.receiver.is_late() {
-            self.relay_ack(cx);
-        } else {
-            self.maybe_window_update(cx);
-        }
+        self.relay_room(cx);
         let is_told =
             fate == Fate::Pass || told != (self.receiver.acks.sent(), self.receiver.edge());
         if self.receiver.take_anew() && !is_told {
             self.ack_now(cx, None); // the last one was perhaps lost with the process
         }
         fate
+    }
+
+    /// R gets to know of G's room, as far as it is to.
+    #[inline(always)]
+    pub(super) fn relay_room(&mut self, cx: &mut FlowContext<'_, '_>) {
+        if self.receiver.is_late() {
+            self.relay_ack(cx);
+        } else {
+            self.maybe_window_update(cx);
+        }
     }
 
     /// LIFE-13: R gets to know that G acknowledges more, or shows more room.

@@ -194,7 +194,7 @@ impl Flow {
         self.outbound.on_seen();
         self.outbound.on_absorbed();
         cx.vm.counters.acks_absorbed += 1;
-        self.maybe_window_update(cx);
+        self.relay_room(cx);
         Some(self.end_predicted(cx, Fate::Absorbed, true))
     }
 
@@ -234,7 +234,7 @@ impl Flow {
         }
         self.grow_buffer(cx);
         let fate = self.take_expected(cx, p.payload())?;
-        self.maybe_window_update(cx);
+        self.relay_room(cx);
         Some(self.end_predicted(cx, fate, true))
     }
 
