@@ -91,14 +91,28 @@ fn page(text: &str) -> String {
          A dashboard for Grafana and alert rules for Prometheus are in `packaging/grafana` and \
          `packaging/prometheus`; the\n\
          package has them in `/usr/share/doc/nightporter`.\n\n\
-         ## Prometheus\n\n```yaml\n",
+         ## Prometheus\n\n\
+         `apt-get install prometheus` brings a file that has both lists already, so these are the \
+         entries to add:\n\n```yaml\n",
     );
     page += include_str!("../../../../packaging/prometheus/prometheus.yml");
     page.push_str(
         "```\n\n\
+         In Debian's file, as root:\n\n\
+         ```sh\n\
+         sed -i -e 's|^rule_files:|&\\n  - /usr/share/doc/nightporter/prometheus/*.rules.yml|' \\\n\
+         \x20   -e 's|^scrape_configs:|&\\n  - job_name: nightporter\\n    static_configs:\\n      \
+         - targets: [\"127.0.0.1:9469\"]|' \\\n\
+         \x20   /etc/prometheus/prometheus.yml\n\
+         promtool check config /etc/prometheus/prometheus.yml\n\
+         systemctl reload prometheus\n```\n\n\
          After a minute `nightporter_ack_saved_seconds_count` counts the ACKs of each VM that the \
-         host was ahead of, and this is\nthe time in the median, in seconds:\n\n\
-         ```\nhistogram_quantile(0.5, rate(nightporter_ack_saved_seconds_bucket[5m]))\n```\n\n\
+         host was ahead of. Send to the\n\
+         VMs again then: a `rate` is of what comes between two scrapes, and without it the median \
+         is NaN. Two scrapes later, half a\n\
+         minute with Debian's file, this is that time in the median, in seconds:\n\n\
+         ```sh\ncurl --silent http://127.0.0.1:9090/api/v1/query --data-urlencode \\\n    \
+         'query=histogram_quantile(0.5, rate(nightporter_ack_saved_seconds_bucket[5m]))'\n```\n\n\
          ## All of them\n\n| Metric | Type | Labels | Meaning |\n|---|---|---|---|\n",
     );
     for (help, kind) in text.lines().zip(text.lines().skip(1)) {
