@@ -8,8 +8,8 @@
 //! one.
 //!
 //! The kernel clears the memory of a new file, half a second a GB, and VMs wait. So a daemon that
-//! owes nothing and is likely to have a successor leaves its file under another name: of its
-//! content nobody is told anything, but the next arena is made of it.
+//! owes nothing and is likely to have a successor leaves its file under another name. Its memory
+//! is the next one's, and so are its connections, if they are of the same version and not old.
 //!
 //! A process that waits for the flock says so by a lock of the file's first byte, which has nothing
 //! to do with the flock: one that can do without the arena (`settle`) gives it up then. That one
@@ -20,9 +20,9 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
-use nightporter_core::limits::PAGE;
+use nightporter_core::limits::{PAGE, T_IDLE};
 use nightporter_core::store::arena::{Arena, ArenaError, ArenaSize};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, FcntlArg, Flock, FlockArg, fallocate, fcntl};
@@ -184,6 +184,9 @@ pub fn open(path: &Path, size: ArenaSize) -> Result<(Arena<'static>, ArenaFile),
     let file = lock(path, false)?;
     warn_unless_tmpfs(path, &file);
     let is_there = file.metadata().map_err(io)?.len() > 0;
+    if is_there {
+        let _ = std::fs::remove_file(beside(path, LEFT)); // of one before
+    }
     let found = if is_there { Some(file) } else { take_left(path) };
     let Some(file) = found else { return make(path, size) };
     let len = file.metadata().map_err(io)?.len();
@@ -201,7 +204,11 @@ pub fn open(path: &Path, size: ArenaSize) -> Result<(Arena<'static>, ArenaFile),
     }
     let size = ArenaSize { records: size.records.max(before.records), ..size };
     let both = ArenaSize { pages: size.pages.max(before.pages), ..size };
-    allocate(path, &file, has_memory(&file, before).then_some(before), both)?;
+    let allocated = allocate(path, &file, has_memory(&file, before).then_some(before), both);
+    if allocated.is_err() && !is_there {
+        let _ = std::fs::rename(path, beside(path, LEFT)); // as it was
+    }
+    allocated?;
     let (memory, file) = sys::map_forever(file, file_len()).map_err(io)?;
     let mut arena = Arena::open(memory).map_err(explain)?;
     let is_new = arena.records().next().is_none();
@@ -358,10 +365,15 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
 }
 
 /// The arena of a daemon that owes nobody anything, in the place of the empty file at `path`: its
-/// memory is there, and its connections go on. `None`: there is none of this version.
+/// memory is there, and its connections go on. `None`: there is none of this version, or its
+/// connections may have gone on elsewhere long since.
 fn take_left(path: &Path) -> Option<Flock<File>> {
     let left = beside(path, LEFT);
-    left.symlink_metadata().ok()?;
+    let at_s = u64::try_from(left.symlink_metadata().ok()?.ctime()).ok()?;
+    let age = (UNIX_EPOCH + Duration::from_secs(at_s)).elapsed().unwrap_or_default();
+    if age > Duration::from_nanos(T_IDLE.as_nanos()) {
+        return None;
+    }
     let file = lock(&left, false).ok()?;
     size_left(&file)?;
     std::fs::rename(&left, path).ok()?;

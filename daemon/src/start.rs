@@ -68,7 +68,9 @@ pub fn run(config: &Config, source: Source, sandbox: &Sandbox) -> Result<(), Vec
     daemon.worker.run().map_err(failed)?;
     signals::finish(); // guests hear of the last frames, such as the last heartbeat
     sandbox.broker.detach(0);
-    match (daemon.worker.owed(), daemon.worker.left()) {
+    daemon.worker.forget_ended();
+    // Nobody translates for connections that the host has accepted: both sides are to hear of it.
+    match (daemon.worker.owed() + daemon.worker.translated(), daemon.worker.left()) {
         (0, 0) => {
             // A supervisor may be about to start the next one.
             let left = if supervisor.is_some() { arena.leave() } else { arena.remove() };

@@ -70,6 +70,15 @@ impl Engine<'_> {
         self.take_up(now, found)
     }
 
+    /// The process ends: the next one hears nothing of connections that were reset, and of which
+    /// both sides know.
+    pub fn forget_ended(&mut self) {
+        let ended = |flow: &Flow| !flow.is_live() && flow.owes_nothing();
+        let ids: Vec<_> =
+            self.flows.iter().filter(|(_, _, flow)| ended(flow)).map(|(id, ..)| id).collect();
+        ids.into_iter().for_each(|id| self.remove_flow(id));
+    }
+
     fn restart(&mut self, now: Instant, on_wires: bool) -> Restarted {
         let found = recover(&mut self.common.arena);
         let (left, found) = found.into_iter().partition(|it| self.is_left(&it.record, on_wires));

@@ -107,6 +107,8 @@ impl Flow {
     }
 
     /// LIFE-13: R gets to know that G acknowledges more, or shows more room.
+    #[cold]
+    #[inline(never)]
     fn relay_ack(&mut self, cx: &mut FlowContext<'_, '_>) {
         let una = self.sender.una();
         if self.losses.sacked_end() > 0 {

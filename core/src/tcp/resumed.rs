@@ -47,9 +47,15 @@ impl Flow {
             | bit(is_translated, MARK_TRANSLATED)
             | bit(!self.sender.is_established(), MARK_NEW)
             | bit(self.options.distance != Distance::Local, MARK_NEAR)
-            | bit(self.is_parked() && self.receiver.guest_has_room(&self.terms()), MARK_PARKED)
+            | bit(self.rests(), MARK_PARKED)
             | bit(self.outbound.fin_sent(), MARK_FIN_OF_GUEST)
             | bit(self.receiver.ece(), MARK_ECE)
+    }
+
+    /// It is parked, and R may send: G has room for that.
+    fn rests(&self) -> bool {
+        let has_room = || self.receiver.guest_has_room(&self.terms());
+        self.is_parked() && self.receiver.edge() > self.receiver.next() && has_room()
     }
 
     /// The flow of a record whose bytes are in `store`.

@@ -260,6 +260,7 @@ impl<'a> Arrival<'a> {
             rest = later;
         }
         flow.commit(cx, flow.promised());
+        flow.commit_marks(cx);
         flow.timers.bound_wake_up(cx.now + T_IDLE.saturating_mul(2));
         flow.note_owing(cx);
         true

@@ -413,7 +413,7 @@ impl Flow {
 
     /// H stops, and nobody will translate.
     pub(crate) fn end_translated_by_operator(&mut self, cx: &mut FlowContext<'_, '_>) {
-        if self.is_counted() {
+        if self.is_bound() {
             self.abort_both(cx, Why::Operator);
         }
     }

@@ -383,6 +383,23 @@ fn life_08_a_flow_that_owes_nothing_when_its_daemon_stops_goes_on() {
     }
 }
 
+/// LIFE-08: connections that were reset do not end once more in the next process.
+#[test]
+fn life_08_a_daemon_that_stops_says_nothing_of_what_has_ended() {
+    let (w, r, g) = Setup::new().established();
+    warms_up(&r, &g);
+    g.stops(0);
+    r.sends("1001:2001 ack 1");
+    g.sends("R 1 ack 1001");
+    assert_eq!(flow(&w, |f| f.state()), State::Abort);
+    let (_, _other) = w.connects();
+    let recorded = |w: &World<'_>| w.engine(|e, _| e.recorded());
+    assert_eq!(recorded(&w), 2);
+    w.engine(|e, now| e.drain_all(now));
+    w.engine(|e, _| e.forget_ended());
+    assert_eq!(recorded(&w), 1, "of the other connection");
+}
+
 /// LIFE-08: what a drain has not brought to its end goes on in the next daemon, with the offload.
 #[test]
 fn life_09_a_flow_that_drained_goes_on() {

@@ -200,6 +200,16 @@ impl Worker {
         self.path.owed()
     }
 
+    /// Connections that the host has accepted for their guests.
+    pub(crate) fn translated(&self) -> u32 {
+        self.path.translated()
+    }
+
+    /// Connections that have ended are nothing to the next daemon.
+    pub(crate) fn forget_ended(&mut self) {
+        self.path.engine.forget_ended();
+    }
+
     /// Connections that the next daemon may go on with.
     pub(crate) fn recorded(&self) -> usize {
         self.path.engine.recorded()
