@@ -303,7 +303,6 @@ impl State {
     fn refuse(&mut self, ports: Ports) {
         let known = self.sockets.get_mut(&ports).expect("it is there");
         (known.code, known.standing) = (Code::Native, Standing::Failed);
-        self.connections -= 1;
     }
 
     fn fail<const N: usize>(&mut self, ports: [Ports; N]) {
@@ -345,16 +344,16 @@ fn connected(directory: &Path, mut stream: UnixStream, guest: u32, shared: &Mute
     state.sockets.insert(ports, Known::new(own, other, code));
     let Some(listener) = listener.filter(|_| code == Code::Done) else { return };
     state.next_port += 1;
-    state.connections += 1;
     let far = Ports { guest: listener, host: state.next_port };
     state.sockets.insert(far, Known::new(other, own, Code::Done));
-    drop(state);
     let Ok(second) = call(directory, far) else {
         // It is full; or it listens no more, and the control connection that says so is not read
         // yet.
-        shared.lock().expect("no panic").refuse(ports);
+        state.refuse(ports);
         return;
     };
+    state.connections += 1;
+    drop(state);
     stream.write_all(b"!").expect("told");
     let (from, to) = (stream.try_clone().expect("a copy"), second.try_clone().expect("a copy"));
     for (ports, stream) in [(ports, &stream), (far, &second)] {
