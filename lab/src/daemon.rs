@@ -19,6 +19,8 @@ use crate::vmm::Vmm;
 
 /// How long the daemon may take to listen.
 const START_LIMIT: Duration = Duration::from_secs(10);
+/// Accept offload begins 63 s after it was turned on.
+const ACCEPTS_WITHIN: Duration = Duration::from_secs(90);
 /// How long it may take to end after SIGTERM.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 
@@ -123,6 +125,22 @@ impl Daemon {
     /// The tool's, and the end of the daemon.
     pub fn set_congestion_offload(&mut self, vm: &str, on: bool) -> Result<()> {
         self.cli(&["congestion-offload", if on { "on" } else { "off" }, vm]).map(drop)
+    }
+
+    /// Has SYNs to one guest answered at all ports, or at one that nobody uses: so accept offload
+    /// stays on, and begins only once to be. Returns when it has.
+    ///
+    /// # Errors
+    /// Those of [`Self::cli`]; it does not begin.
+    pub fn set_accepts(&mut self, vm: &str, on: bool) -> Result<()> {
+        let ports = if on { "accept_offload=true" } else { "accept_offload=1" };
+        self.cli(&["vm", "set", vm, ports])?;
+        let deadline = Instant::now() + ACCEPTS_WITHIN;
+        while self.of_vm(vm, |vm| vm["accepts_in_s"].as_u64())? > 0 {
+            ensure!(Instant::now() < deadline, "SYNs to {vm} are not answered yet");
+            thread::sleep(Duration::from_millis(100)); // polls a condition
+        }
+        Ok(())
     }
 
     /// A counter of the first guest.

@@ -13,6 +13,8 @@ pub enum NetPath {
     Off,
     /// Nightporter with ack offload.
     AckOffload,
+    /// Nightporter with ack offload and accept offload.
+    AcceptOffload,
     /// QEMU's own tap, attached to Nightporter, with ack offload.
     Attached,
     /// Nightporter with congestion offload too, and a guest whose routes flood.
@@ -55,6 +57,7 @@ impl NetPath {
             Self::Tap => "tap",
             Self::Off => "off",
             Self::AckOffload => "ack-offload",
+            Self::AcceptOffload => "accept-offload",
             Self::Attached => "attached",
             Self::FloodRoute => "flood-route",
             Self::FloodBpf => "flood-bpf",
